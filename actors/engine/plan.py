@@ -1,0 +1,62 @@
+"""What the engine asks of a runner in one step, and what it hears back. Plain data, nothing else crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from actors.messages import SamplingParams
+
+NULL_PAGE = 0
+"""Page of zeros: what unused page-table entries name."""
+DUMP_PAGE = 1
+"""Page that padding writes to."""
+NUM_RESERVED_PAGES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PlanItem:
+    """One request's part of a step: compute KV for positions [start, start + count) and perhaps sample one token.
+
+    `tokens`: the ids at these positions. When `pending` is True the last of them is not known yet: it is the token
+    that the step launched just before samples for this request, and `tokens` holds the others (count - 1, mostly 0).
+    `page_table`: page ids; position p lives in page_table[p // page_size] at offset p % page_size.
+    `samples`: whether the last position's logits choose a token. `output_index` is that token's place in the output.
+    `seen`: for penalties only, else None: all known ids of the request so far, prompt first, up to
+    `start + count` without a pending one; `prompt_len` says where the output begins.
+    """
+
+    uid: int
+    start: int
+    count: int
+    tokens: Sequence[int]
+    page_table: Sequence[int]
+    samples: bool
+    pending: bool
+    sampling: SamplingParams
+    output_index: int
+    prompt_len: int
+    seen: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step's work. `number` counts plans of this engine from 1. Items of decodes come first."""
+
+    number: int
+    items: tuple[PlanItem, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.count for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`sampled[uid]`: the token chosen for each item that samples.
+
+    `failed[uid]`: a request the runner could not compute, with a message; the others of the step are unaffected.
+    """
+
+    sampled: dict[int, int]
+    failed: dict[int, str] = field(default_factory=dict)

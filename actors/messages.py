@@ -1,0 +1,335 @@
+"""Everything that crosses an actor boundary on the data path: frozen dataclasses of ints, strings and tuples.
+
+Requests travel right (`ToWorker`), events travel left (`Event`). `actors.wire` turns both into msgpack.
+Fields are only ever appended, each with a default: an older reader ignores what it does not know.
+
+Times are seconds; durations end in `_s`. Token ids are plain ints in tuples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Union
+
+TokenIds = tuple[int, ...]
+
+
+class Outcome(str, Enum):
+    """How a request ended. Exactly one per request (rule E1)."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class Reason(str, Enum):
+    """Why a request ended in `Outcome.ABORT`. A closed set (rule E2)."""
+
+    CLIENT_ABORT = "client_abort"
+    CLIENT_DISCONNECT = "client_disconnect"
+    SUPERSEDED = "superseded"
+    SESSION_CLOSED = "session_closed"
+    WAITING_TIMEOUT = "waiting_timeout"
+    RUNNING_TIMEOUT = "running_timeout"
+    DEADLINE = "deadline"
+    QUEUE_FULL = "queue_full"
+    TOO_LARGE = "too_large"
+    SESSION_BUSY = "session_busy"
+    SESSION_UNKNOWN = "session_unknown"
+    SESSION_EXISTS = "session_exists"
+    SESSION_CLOSING = "session_closing"
+    SESSION_CAPACITY = "session_capacity"
+    PARENT_UNKNOWN = "parent_unknown"
+    PARENT_UNFINISHED = "parent_unfinished"
+    INVALID = "invalid"
+    GRAMMAR_INVALID = "grammar_invalid"
+    GRAMMAR_TIMEOUT = "grammar_timeout"
+    WORKER_LOST = "worker_lost"
+    WORKER_DRAINING = "worker_draining"
+    SHUTDOWN = "shutdown"
+    INTERNAL = "internal"
+
+
+class Stage(str, Enum):
+    """Where in its life a request was when it ended (rule E2)."""
+
+    INGRESS = "ingress"
+    ROUTING = "routing"
+    GRAMMAR = "grammar"
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+
+
+class SessionMode(str, Enum):
+    """`TREE`: turns name their parent. `STREAMING`: append-only (rule S3)."""
+
+    TREE = "tree"
+    STREAMING = "streaming"
+
+
+class OnBusy(str, Enum):
+    """What a turn does when another turn of its session runs (rule S6)."""
+
+    REJECT = "reject"
+    QUEUE = "queue"
+    SUPERSEDE = "supersede"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen and when generation stops.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0, `repetition_penalty` 1 and the other penalties 0 are off.
+    `seed` names the request's own random stream: token n depends on (seed, n) and the logits alone, so neither
+    batching, preemption nor a move to another worker changes it (rule I3).
+    `max_tokens` None means "as many as the context allows".
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: TokenIds = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether sampling needs to know the tokens that came before."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOf:
+    """What makes a request a turn: the session it belongs to and the place in it that it continues from.
+
+    `generation` and `epoch` come from the store, by way of the pool's placement: the generation tells two sessions of
+    one id apart, the epoch two owners of one session.
+    `parent`: rid of the turn to continue from (tree mode). With `from_head` the last committed turn is the parent
+    and `parent` is ignored; neither means a new root.
+    `create`: the session was opened by this very turn, or may be open without any committed turn (rule S14).
+    """
+
+    session_id: str
+    generation: int
+    epoch: int
+    from_head: bool = True
+    parent: str | None = None
+    replace: bool = False
+    drop_previous_output: bool = False
+    offset: int | None = None
+    on_busy: OnBusy = OnBusy.REJECT
+    create: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """One request for a worker.
+
+    `key` names this *attempt* and is made by the ingress: unique for ever, so late events and late aborts of an
+    earlier attempt can never meet a later one. `rid` is the caller's name for the request (or one made for it).
+    `input_ids` is the whole prompt, or, in a session with history, what is appended to it.
+    `root_ids` replaces `input_ids` when the session turns out to have no history to append to (a chat template
+    opens a conversation otherwise than it goes on with one).
+    `close_ids` closes the previous message: put before `input_ids` unless the restored context already ends with it
+    (a reply cut by `max_tokens` has no end-of-turn token).
+    `digest` identifies the body for replay and duplicate checks (rule T2).
+    Timeouts are None for "server default", and 0 for "off" where the server allows it.
+    """
+
+    key: str
+    rid: str
+    ingress: str
+    tenant: str
+    input_ids: TokenIds
+    sampling: SamplingParams
+    root_ids: TokenIds | None = None
+    close_ids: TokenIds = ()
+    turn: TurnOf | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    digest: bytes = b""
+    waiting_timeout_s: float | None = None
+    running_timeout_s: float | None = None
+    deadline_s: float | None = None
+    parent_key: str = ""
+    idempotent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """End requests. Selectors add up; all but `keys` are limited to `tenant` (rules A1, A2).
+
+    `keys`: attempts, exactly (what an ingress sends when a socket closes). `rids`: caller's names, exactly.
+    `rid_prefix`: only when asked for. `session_id`: whatever runs or waits in that session.
+    """
+
+    tenant: str = "default"
+    keys: tuple[str, ...] = ()
+    rids: tuple[str, ...] = ()
+    session_id: str | None = None
+    rid_prefix: str | None = None
+    all: bool = False
+    reason: Reason = Reason.CLIENT_ABORT
+    ask: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSession:
+    """Tell the owner of a freshly created session about it. Answered by `Reply[SessionInfo]`."""
+
+    tenant: str
+    session_id: str
+    generation: int
+    epoch: int
+    mode: SessionMode
+    idle_timeout_s: float | None = None
+    capacity_tokens: int | None = None
+    ask: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseSession:
+    """Close a session. Answered by `Reply[SessionClosed]` once its memory is free (rule S9)."""
+
+    tenant: str
+    session_id: str
+    generation: int
+    abort_running: bool = False
+    ask: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetSession:
+    """Answered by `Reply[SessionInfo | None]`."""
+
+    tenant: str
+    session_id: str
+    ask: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushCache:
+    """Drop the prefix index and the idle sessions' KV. History stays. Answered by `Reply[int]`: pages made free."""
+
+    ask: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressLost:
+    """An ingress stopped polling for longer than its lease: end what it asked for (rule A1)."""
+
+    ingress: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown:
+    """End every request with `Reason.SHUTDOWN` and accept no more."""
+
+    reason: Reason = Reason.SHUTDOWN
+
+
+ToWorker = Union[Submit, Abort, OpenSession, CloseSession, GetSession, FlushCache, IngressLost, Shutdown]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """New output tokens of a request. `index` is the output position of `ids[0]`: a gap means a lost event."""
+
+    ingress: str
+    key: str
+    index: int
+    ids: TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The one terminal event of a request (rule E1). No `Tokens` of this key follow it.
+
+    `matched`: the stop string that ended it, if one did (the text is cut before it). `message` is for people.
+    `cached_tokens`: prompt tokens whose KV was there already. `turn`: number of the committed turn, 0 if none.
+    `replayed`: the answer is a stored one (rule T2). `redirect`: this worker does not own the session; place it anew.
+    """
+
+    ingress: str
+    key: str
+    outcome: Outcome
+    reason: Reason | None = None
+    stage: Stage | None = None
+    message: str = ""
+    matched: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    turn: int = 0
+    replayed: bool = False
+    redirect: bool = False
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInfo:
+    """What introspection says of a session (rule S11). `idle_s`: seconds since its last turn ended."""
+
+    tenant: str
+    session_id: str
+    generation: int
+    epoch: int
+    mode: SessionMode
+    state: str
+    turns: int
+    tokens: int
+    resident_tokens: int
+    idle_s: float
+    running_rid: str | None = None
+    queued: int = 0
+    head: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionClosed:
+    """Answer to `CloseSession`: `known` False means there was nothing to close. The rest says what was freed."""
+
+    known: bool
+    turns: int = 0
+    freed_pages: int = 0
+    freed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortHit:
+    """One request that an abort ended, and where it was then."""
+
+    rid: str
+    key: str
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortReport:
+    """Answer to `Abort` (rule A4)."""
+
+    hit: tuple[AbortHit, ...] = ()
+    already_ended: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Answer to a control message that carried `ask`."""
+
+    ask: int
+    value: object = field(default=None)
+
+
+Event = Union[Tokens, Finished, Reply]

@@ -1,0 +1,136 @@
+"""What the session store keeps, and the port through which workers and the pool reach it.
+
+A session's history is a tree of *turns*. A turn keeps only what it added: `keep` tokens of its parent's context, then
+its `input_ids`, then its `output_ids`; the context of a turn is the chain of these from the root (rule S4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from actors.messages import Outcome, SessionMode, TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRecord:
+    """One committed turn. `number` counts from 1 within the session's generation.
+
+    `parent` is the rid it continues from, None for a root; `keep` is how many tokens of the parent's context it starts
+    with (all of them for a plain append). `cached_tokens` and `matched` are kept so that a replay answers alike.
+    """
+
+    rid: str
+    number: int
+    parent: str | None
+    keep: int
+    input_ids: TokenIds
+    output_ids: TokenIds
+    outcome: Outcome
+    digest: bytes = b""
+    cached_tokens: int = 0
+    matched: str | None = None
+    dropped: tuple[str, ...] = ()
+    """rids of turns that this one replaced (rule S3, `replace`): the store forgets them in the same transaction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRecord:
+    """A session as the store knows it.
+
+    `generation` is unique over all sessions ever created, and grows. `epoch` grows with every change of owner.
+    `last_active_at` is wall-clock seconds (Unix time): it must mean something to another process.
+    """
+
+    tenant: str
+    session_id: str
+    generation: int
+    epoch: int
+    owner: str
+    mode: SessionMode
+    idle_timeout_s: float | None
+    capacity_tokens: int | None
+    turns: int
+    tokens: int
+    last_active_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCommit:
+    """A turn to be made durable by the owner that holds `epoch`."""
+
+    tenant: str
+    session_id: str
+    generation: int
+    epoch: int
+    turn: TurnRecord
+    tokens: int
+    """Length of the new head's context, for listing."""
+
+
+class CommitStatus(str, Enum):
+    """`OK` also for a turn already stored under the same rid and number: commits may be repeated.
+    `STALE`: the epoch or generation is not the current one; the caller no longer owns the session (rule T3)."""
+
+    OK = "ok"
+    STALE = "stale"
+
+
+class StoreError(Exception):
+    """The store could not do what was asked (disk full, locked, unreachable). Whether it happened is unknown."""
+
+
+class SessionExists(Exception):
+    """A session of that id is open."""
+
+
+class SessionUnknown(Exception):
+    """No open session of that id (or not of that generation)."""
+
+
+class SessionStore(Protocol):
+    """Durable sessions, turns and ownership. All methods block; all raise `StoreError` when the medium fails.
+
+    `now` arguments are wall-clock seconds.
+    """
+
+    def create(
+        self,
+        tenant: str,
+        session_id: str,
+        *,
+        owner: str,
+        mode: SessionMode,
+        idle_timeout_s: float | None,
+        capacity_tokens: int | None,
+        now: float,
+    ) -> SessionRecord:
+        """Open a session with epoch 1 and a new generation. Raises SessionExists."""
+
+    def acquire(self, tenant: str, session_id: str, *, owner: str, expected_epoch: int) -> SessionRecord:
+        """Make `owner` the owner if the epoch still is `expected_epoch`, and raise the epoch by one.
+
+        Returns the record as it is afterwards; when somebody else was faster, theirs. Raises SessionUnknown.
+        """
+
+    def get(self, tenant: str, session_id: str) -> SessionRecord:
+        """Raises SessionUnknown."""
+
+    def load(self, tenant: str, session_id: str, generation: int) -> tuple[SessionRecord, list[TurnRecord]]:
+        """The session and its turns in order of commit. Raises SessionUnknown."""
+
+    def commit(self, commits: list[TurnCommit], now: float) -> list[CommitStatus]:
+        """Append turns, all in one transaction, each guarded by its epoch. Durable when it returns."""
+
+    def close(self, tenant: str, session_id: str, generation: int) -> bool:
+        """Forget a session and its turns. False when there was none of that generation."""
+
+    def list(self, tenant: str, *, after: str = "", limit: int = 100) -> list[SessionRecord]:
+        """Open sessions of a tenant in order of id, those after `after`."""
+
+    def owned_by(self, owner: str) -> list[SessionRecord]:
+        """Open sessions whose owner is this worker."""
+
+    def expired(self, now: float, limit: int = 1000) -> list[SessionRecord]:
+        """Open sessions whose idle timeout passed by the wall clock; for sessions whose owner is dead."""
