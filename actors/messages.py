@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Union
 
 TokenIds = tuple[int, ...]
 
@@ -239,7 +238,7 @@ class Shutdown:
     reason: Reason = Reason.SHUTDOWN
 
 
-ToWorker = Union[Submit, Abort, OpenSession, CloseSession, GetSession, FlushCache, IngressLost, Shutdown]
+ToWorker = Submit | Abort | OpenSession | CloseSession | GetSession | FlushCache | IngressLost | Shutdown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,4 +331,4 @@ class Reply:
     value: object = field(default=None)
 
 
-Event = Union[Tokens, Finished, Reply]
+Event = Tokens | Finished | Reply

@@ -126,7 +126,7 @@ class SessionStore(Protocol):
     def close(self, tenant: str, session_id: str, generation: int) -> bool:
         """Forget a session and its turns. False when there was none of that generation."""
 
-    def list(self, tenant: str, *, after: str = "", limit: int = 100) -> list[SessionRecord]:
+    def list_sessions(self, tenant: str, *, after: str = "", limit: int = 100) -> list[SessionRecord]:
         """Open sessions of a tenant in order of id, those after `after`."""
 
     def owned_by(self, owner: str) -> list[SessionRecord]:

@@ -134,8 +134,8 @@ class ClusterConfig:
     """Leases and heartbeats between pool, workers and ingresses.
 
     `heartbeat_s`: how often the pool asks each worker; `suspect_s`: without an answer for so long it gets no new
-    sessions; `dead_s`: and after so long it is replaced. `ingress_lease_s`: an ingress that stops polling for so long is
-    dead. `pool_lease_s`: a worker that no pool has spoken to for so long ends itself.
+    sessions; `dead_s`: and after so long it is replaced. `ingress_lease_s`: an ingress that stops polling for so
+    long is dead. `pool_lease_s`: a worker that no pool has spoken to for so long ends itself.
     `start_timeout_s`: for a worker to load its model.
     """
 
