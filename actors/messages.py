@@ -181,6 +181,9 @@ class Abort:
     all: bool = False
     reason: Reason = Reason.CLIENT_ABORT
     ask: int = 0
+    remember: bool = True
+    """Keep a tombstone for rids that are not known here (rule A5). An ingress that asks every worker first asks without,
+    and then, for what nobody knew, with: else a rid used again at once could meet a tombstone meant for another worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +306,8 @@ class SessionClosed:
     turns: int = 0
     freed_pages: int = 0
     freed_tokens: int = 0
+    error: str = ""
+    """The memory is free, but the store could not forget the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,82 @@
+"""Ending requests from outside: by attempt, by name, by session, by prefix, all (rules A1–A5, A7)."""
+
+from __future__ import annotations
+
+from actors.engine.core import Core
+from actors.engine.endings import Endings
+from actors.engine.request import Request, Verdict
+from actors.messages import Abort, AbortHit, AbortReport, Reason
+
+
+class Aborts:
+    def __init__(self, core: Core, endings: Endings) -> None:
+        self._core = core
+        self._endings = endings
+
+    def abort(self, abort: Abort, now: float) -> AbortReport:
+        """End what the selectors name, remember what is not known yet, and say what was hit where."""
+        verdict = Verdict.abort(abort.reason, "aborted")
+        hits = [self._end(request, verdict, now) for request in self._selected(abort) if request.can_be_aborted]
+        already, unknown = self._missed(abort, {hit.rid for hit in hits}, now)
+        return AbortReport(hit=tuple(hits), already_ended=tuple(already), unknown=tuple(unknown))
+
+    def abort_ingress(self, ingress: str, now: float) -> None:
+        """Everything a dead ingress asked for."""
+        self._end_all([r for r in self._core.requests.live() if r.submit.ingress == ingress], Reason.CLIENT_DISCONNECT, now)
+
+    def abort_everything(self, reason: Reason, now: float) -> None:
+        self._end_all(self._core.requests.live(), reason, now)
+
+    def _end_all(self, requests: list[Request], reason: Reason, now: float) -> None:
+        for request in requests:
+            if request.can_be_aborted:
+                self._end(request, Verdict.abort(reason), now)
+
+    def _end(self, request: Request, verdict: Verdict, now: float) -> AbortHit:
+        hit = AbortHit(rid=request.submit.rid, key=request.submit.key, stage=request.stage)
+        self._endings.decide(request, verdict, now)
+        return hit
+
+    def _selected(self, abort: Abort) -> list[Request]:
+        requests = self._core.requests
+        named = [requests.by_key(key) for key in abort.keys]
+        named += [requests.by_rid(abort.tenant, rid) for rid in abort.rids if rid]
+        chosen = {request.uid: request for request in named if request is not None}
+        for request in list(chosen.values()):
+            for child in requests.live():
+                if child.submit.parent_key == request.submit.key:
+                    chosen[child.uid] = child
+        if abort.all or abort.session_id is not None or abort.rid_prefix:
+            for request in requests.live():
+                if self._swept(abort, request):
+                    chosen[request.uid] = request
+        return sorted(chosen.values(), key=lambda request: request.uid)
+
+    @staticmethod
+    def _swept(abort: Abort, request: Request) -> bool:
+        submit = request.submit
+        if submit.tenant != abort.tenant:
+            return False
+        if abort.all or (abort.rid_prefix and submit.rid.startswith(abort.rid_prefix)):
+            return True
+        return submit.turn is not None and submit.turn.session_id == abort.session_id
+
+    def _missed(self, abort: Abort, hit: set[str], now: float) -> tuple[list[str], list[str]]:
+        """Names that no live request had: those that ended a moment ago, and those never seen, which are remembered
+        in case the abort overtook its request (rule A5)."""
+        core = self._core
+        already, unknown = [], []
+        for rid in abort.rids:
+            name = (abort.tenant, rid)
+            if not rid or rid in hit:
+                continue
+            if core.requests.by_rid(*name) is not None or core.ended.has(name, now):
+                already.append(rid)
+                continue
+            unknown.append(rid)
+            if abort.remember:
+                core.tombstones.add(name, now)
+        for key in abort.keys:
+            if core.requests.by_key(key) is None and not core.ended.has(key, now):
+                core.tombstones.add(key, now)
+        return already, unknown

@@ -1,0 +1,66 @@
+"""What the engine's parts share: the owners of state, the counters, and the outputs of the verb being handled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from actors.engine.clocks import Clocks
+from actors.engine.effects import Effect
+from actors.engine.kv.cache import KVCache
+from actors.engine.recent import Recent
+from actors.engine.requests import RequestTable
+from actors.engine.sessions import Session, SessionTable
+from actors.engine.settings import EngineSettings
+from actors.messages import Event
+
+Output = Event | Effect
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since the engine began. `ends[(outcome, reason, stage)]` add up to `received` at rest (rule E6)."""
+
+    received: int = 0
+    ends: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    steps: int = 0
+    prefill_tokens: int = 0
+    recomputed_tokens: int = 0
+    """Tokens computed again after a preemption; not in `prefill_tokens`."""
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class Core:
+    """Owners of the engine's state. Parts mutate through them, and speak by appending to `out`."""
+
+    settings: EngineSettings
+    kv: KVCache
+    requests: RequestTable = field(default_factory=RequestTable)
+    sessions: SessionTable = field(default_factory=SessionTable)
+    clocks: Clocks = field(default_factory=Clocks)
+    tombstones: Recent = field(default_factory=lambda: Recent(0.0))
+    """Aborts whose request has not come yet: attempt keys, and (tenant, rid)."""
+    ended: Recent = field(default_factory=lambda: Recent(0.0))
+    """(tenant, rid) and keys of requests that ended a moment ago."""
+    totals: Totals = field(default_factory=Totals)
+    out: list[Output] = field(default_factory=list)
+    free_sessions: list[Session] = field(default_factory=list)
+    """Sessions whose lease was cleared in this verb: their next queued turn may start."""
+
+    def take_output(self) -> list[Output]:
+        out, self.out = self.out, []
+        return out
+
+
+def new_core(settings: EngineSettings) -> Core:
+    kv = KVCache(settings.num_pages, settings.page_size, prefix_cache=settings.prefix_cache)
+    return Core(
+        settings=settings,
+        kv=kv,
+        tombstones=Recent(settings.tombstone_s),
+        ended=Recent(settings.tombstone_s),
+    )

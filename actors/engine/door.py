@@ -1,0 +1,240 @@
+"""Where requests come in: everything that can be refused is refused here, at once and without a trace (rule S7)."""
+
+from __future__ import annotations
+
+from actors.engine.clocks import Clock
+from actors.engine.core import Core
+from actors.engine.effects import LoadSession
+from actors.engine.endings import Endings
+from actors.engine.kv.cache import namespace_root
+from actors.engine.request import Request, RequestState, Verdict
+from actors.engine.sessions import Session, SessionState
+from actors.engine.settings import bounded
+from actors.engine.sizes import fit
+from actors.engine.stop_strings import StopStrings
+from actors.engine.turns import Place, Turn, assemble, common_prefix, find_place
+from actors.messages import OnBusy, Outcome, Reason, Submit, TurnOf
+
+
+class Door:
+    """Takes `Submit`: checks it, finds its session, grants the lease, and puts it in the waiting queue."""
+
+    def __init__(self, core: Core, endings: Endings) -> None:
+        self._core = core
+        self._endings = endings
+        self._next_uid = 1
+        self.closed_for: Reason | None = None
+        """Set at shutdown: every new request is refused with this reason."""
+
+    def submit(self, submit: Submit, now: float) -> None:
+        request = Request(self._next_uid, submit, now)
+        self._next_uid += 1
+        self._core.totals.received += 1
+        self._core.requests.add(request)
+        refusal = self._at_sight(request, now)
+        if refusal is not None:
+            self._endings.refuse(request, refusal, now)
+            return
+        self._start_clocks(request, now)
+        if submit.turn is None:
+            self._enter(request, list(submit.input_ids), None, now)
+        else:
+            self._to_session(request, submit.turn, now)
+
+    def next_turn(self, session: Session, now: float) -> None:
+        """The lease is free: let the first queued turn have it."""
+        request = session.queue.popleft()
+        request.parked_in = None
+        self._knock(request, session, now)
+
+    def loaded(self, session: Session, now: float) -> None:
+        """A session's history has arrived: let in those who waited for it, in order."""
+        arrived = list(session.queue)
+        session.queue.clear()
+        for request in arrived:
+            request.parked_in = None
+            self._knock(request, session, now)
+
+    # -- at sight --------------------------------------------------------------------------------------------------
+
+    def _at_sight(self, request: Request, now: float) -> Verdict | None:
+        submit, core = request.submit, self._core
+        if self.closed_for is not None:
+            return Verdict.abort(self.closed_for, "the worker accepts no more requests")
+        by_key = core.tombstones.take(submit.key, now)
+        if core.tombstones.take(request.rid_key, now) or by_key:
+            return Verdict.abort(Reason.CLIENT_ABORT, "aborted before it arrived")
+        if core.requests.by_rid(*request.rid_key) is not request:
+            text = f"a request named {submit.rid!r} is running; wait for its end or abort it"
+            return Verdict.abort(Reason.SESSION_BUSY, text, param="rid")
+        if core.requests.num_waiting >= core.settings.max_waiting:
+            text = f"{core.requests.num_waiting} requests are waiting; the limit is {core.settings.max_waiting}"
+            return Verdict.abort(Reason.QUEUE_FULL, text)
+        return self._wrong_ids(submit)
+
+    def _wrong_ids(self, submit: Submit) -> Verdict | None:
+        vocab = self._core.settings.vocab_size
+        named = (
+            ("input_ids", submit.input_ids),
+            ("input_ids", submit.root_ids or ()),
+            ("stop_token_ids", submit.sampling.stop_token_ids),
+            ("logit_bias", tuple(token for token, _ in submit.sampling.logit_bias)),
+        )
+        for name, ids in named:
+            if ids and not (0 <= min(ids) and max(ids) < vocab):
+                return Verdict.abort(Reason.INVALID, f"{name}: token ids must be in [0, {vocab})", param=name)
+        if submit.sampling.stop and not self._core.settings.vocab_bytes:
+            return Verdict.abort(Reason.INVALID, "stop: this model has no text, so no stop strings", param="stop")
+        return None
+
+    def _start_clocks(self, request: Request, now: float) -> None:
+        settings, submit = self._core.settings, request.submit
+        waiting = bounded(submit.waiting_timeout_s, settings.waiting_timeout_s, settings.max_waiting_timeout_s)
+        deadline = bounded(submit.deadline_s, 0.0, settings.max_deadline_s)
+        if waiting:
+            self._core.clocks.set(now + waiting, Clock.WAITING, request.uid)
+        if deadline:
+            self._core.clocks.set(now + deadline, Clock.DEADLINE, request.uid)
+
+    # -- sessions --------------------------------------------------------------------------------------------------
+
+    def _to_session(self, request: Request, turn: TurnOf, now: float) -> None:
+        tenant = request.submit.tenant
+        session = self._core.sessions.find(tenant, turn.session_id)
+        wanted = (turn.generation, turn.epoch)
+        if session is not None and wanted < (session.generation, session.epoch):
+            moved = Verdict.abort(Reason.WORKER_LOST, "the session has changed hands")
+            self._endings.refuse(request, moved, now, redirect=True)
+            return
+        if session is not None and wanted > (session.generation, session.epoch):
+            if session.state is SessionState.CLOSING:
+                text = "the former session of this id is still closing"
+                self._endings.refuse(request, Verdict.abort(Reason.SESSION_CLOSING, text), now)
+                return
+            self._endings.disown(session, now)
+            session = None
+        if session is None:
+            session = self._core.sessions.add(tenant, turn.session_id, *wanted)
+            self._core.out.append(
+                LoadSession(
+                    session=session.uid, tenant=tenant, session_id=turn.session_id, generation=turn.generation
+                )
+            )
+        if session.state is SessionState.LOADING:
+            self._park(request, session)
+        else:
+            self._knock(request, session, now)
+
+    def _knock(self, request: Request, session: Session, now: float) -> None:
+        """Replay, refuse, queue, supersede, or grant."""
+        turn = request.submit.turn
+        if turn is None:
+            raise AssertionError("only turns knock at a session")
+        if session.state is SessionState.CLOSING:
+            closing = Verdict.abort(Reason.SESSION_CLOSING, "close was asked for this session")
+            self._endings.refuse(request, closing, now)
+        elif request.submit.rid in session.history:
+            self._repeat(request, session, now)
+        elif session.lease is not None:
+            self._at_busy(request, turn, session, now)
+        else:
+            place = find_place(turn, session, None)
+            self._grant(request, turn, session, place, now)
+
+    def _repeat(self, request: Request, session: Session, now: float) -> None:
+        record = session.history.turn(request.submit.rid)
+        if record.digest == request.submit.digest:
+            self._endings.replay(request, record, session.history.context(record.rid), now)
+            return
+        text = f"turn {record.rid!r} was committed with another body"
+        self._endings.refuse(request, Verdict.abort(Reason.INVALID, text, param="idempotency_key"), now)
+
+    def _at_busy(self, request: Request, turn: TurnOf, session: Session, now: float) -> None:
+        running = self._core.requests.by_uid(session.lease.uid) if session.lease else None
+        if running is None:
+            raise AssertionError("a lease without its owner")
+        place = find_place(turn, session, running)
+        takes_over = turn.on_busy is OnBusy.SUPERSEDE or (isinstance(place, Place) and place.aborts)
+        if takes_over and running.can_be_aborted:
+            self._endings.decide(running, Verdict.abort(Reason.SUPERSEDED, "a later turn took its place"), now)
+            if not (isinstance(place, Place) and place.aborts):
+                place = find_place(turn, session, None)
+            self._grant(request, turn, session, place, now)
+        elif takes_over:
+            # Its end is decided and being stored: it cannot be undone, but it is over in a moment.
+            self._park(request, session, first=True)
+        elif turn.on_busy is OnBusy.QUEUE:
+            self._queue(request, session, now)
+        elif isinstance(place, Verdict) and place.reason is Reason.PARENT_UNFINISHED:
+            self._endings.refuse(request, place, now)
+        else:
+            text = f"turn {running.submit.rid!r} of this session is running"
+            self._endings.refuse(request, Verdict.abort(Reason.SESSION_BUSY, text), now)
+
+    def _queue(self, request: Request, session: Session, now: float) -> None:
+        limit = self._core.settings.max_queued_turns
+        if len(session.queue) >= limit:
+            text = f"{len(session.queue)} turns of this session are queued; the limit is {limit}"
+            self._endings.refuse(request, Verdict.abort(Reason.QUEUE_FULL, text), now)
+            return
+        self._park(request, session)
+
+    def _park(self, request: Request, session: Session, *, first: bool = False) -> None:
+        request.parked_in = session
+        if first:
+            session.queue.appendleft(request)
+        else:
+            session.queue.append(request)
+
+    def _grant(self, request: Request, turn: TurnOf, session: Session, place: Place | Verdict, now: float) -> None:
+        if isinstance(place, Verdict):
+            self._endings.refuse(request, place, now)
+            return
+        if turn.create and len(session.history):
+            text = f"session {session.session_id!r} has {len(session.history)} turns already"
+            self._endings.refuse(request, Verdict.abort(Reason.SESSION_EXISTS, text, param="session.create"), now)
+            return
+        keep, input_ids = assemble(place, request.submit, self._core.settings.bos_id)
+        prompt = place.base[:keep] + list(input_ids)
+        size = fit(len(prompt), request.sampling.max_tokens, session.capacity_tokens, self._core.settings)
+        if isinstance(size, Verdict):
+            request.prompt_len = len(prompt)
+            request.tokens = prompt
+            self._endings.refuse(request, size, now)
+            return
+        lease = self._core.sessions.grant(session, request, now)
+        common = self._common_with_slot(session, place, keep, prompt)
+        request.turn = Turn(session, lease.turn, place.parent, keep, input_ids, place.dropped, common)
+        self._enter(request, prompt, session.capacity_tokens, now)
+
+    def _common_with_slot(self, session: Session, place: Place, keep: int, prompt: list[int]) -> int:
+        slot_rid = session.slot_rid
+        if slot_rid is None or slot_rid not in session.history or not self._core.kv.slot_length(session.uid):
+            return 0
+        if place.parent == slot_rid and keep == place.keep_at_most:
+            return keep
+        return common_prefix(session.history.context(slot_rid), prompt)
+
+    # -- the queue -------------------------------------------------------------------------------------------------
+
+    def _enter(self, request: Request, prompt: list[int], capacity: int | None, now: float) -> None:
+        settings, submit = self._core.settings, request.submit
+        request.tokens = prompt
+        request.prompt_len = len(prompt)
+        size = fit(len(prompt), submit.sampling.max_tokens, capacity, settings)
+        if isinstance(size, Verdict):
+            self._endings.refuse(request, size, now)
+            return
+        request.max_tokens = size
+        if size == 0:
+            self._endings.decide(request, Verdict(Outcome.LENGTH), now)
+            return
+        request.root = namespace_root(
+            submit.tenant, submit.cache_salt, shared=settings.share_prefix_across_tenants
+        )
+        if submit.sampling.stop:
+            request.stops = StopStrings(submit.sampling.stop)
+        request.move(RequestState.WAITING, "accepted", now)
+        self._core.requests.enqueue(request)
+
+

@@ -1,0 +1,71 @@
+"""What the engine cannot do itself, as data: it emits an effect, the worker's shell performs it, and the result comes
+back as a message. The engine never waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.records import SessionRecord, TurnCommit, TurnRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSession:
+    """Read a session and its turns from the store. Answered by SessionLoaded."""
+
+    session: int
+    tenant: str
+    session_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreTurn:
+    """Make a turn durable. Answered by TurnStored."""
+
+    session: int
+    uid: int
+    commit: TurnCommit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetSession:
+    """Delete a closed session from the store. Answered by SessionForgotten."""
+
+    session: int
+    tenant: str
+    session_id: str
+    generation: int
+
+
+Effect = LoadSession | StoreTurn | ForgetSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLoaded:
+    """`record` None: there is no such session, or, with `error`, it could not be read."""
+
+    session: int
+    record: SessionRecord | None
+    turns: tuple[TurnRecord, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStored:
+    """`stale`: another worker owns the session now. `error`: whether the turn is stored is unknown."""
+
+    session: int
+    uid: int
+    stale: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionForgotten:
+    """The store forgot a session, or failed to (`error`)."""
+
+    session: int
+    error: str = ""
+
+
+EffectResult = SessionLoaded | TurnStored | SessionForgotten

@@ -1,0 +1,194 @@
+"""The engine: three verbs over plain data. No I/O, no clock, no threads; time is an argument.
+
+    handle(message, now)        a message or an effect's result came in
+    plan(now)                   what to compute in the next step
+    commit(plan, result, now)   what came of a step; plans commit in the order they were made
+
+Each returns what should leave the worker: events for ingresses and effects for the shell. `expire(now)` lets clocks
+ring; call it before `plan`, and no later than `next_deadline()`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from actors.engine.aborts import Aborts
+from actors.engine.clocks import Clock
+from actors.engine.closing import Closing
+from actors.engine.core import Output, new_core
+from actors.engine.door import Door
+from actors.engine.effects import EffectResult, SessionForgotten, SessionLoaded, TurnStored
+from actors.engine.endings import Endings
+from actors.engine.plan import PlanItem, StepPlan, StepResult
+from actors.engine.planner import Planner
+from actors.engine.request import Request, RequestState, Verdict
+from actors.engine.sessions import SessionState
+from actors.engine.settings import EngineSettings
+from actors.engine.stats import EngineStats, snapshot
+from actors.engine.stopping import judge
+from actors.messages import (
+    Abort,
+    CloseSession,
+    FlushCache,
+    GetSession,
+    IngressLost,
+    OpenSession,
+    Reason,
+    Reply,
+    Shutdown,
+    Submit,
+    Tokens,
+    ToWorker,
+)
+
+
+class Engine:
+    """All bookkeeping of one worker. Not thread-safe: one loop drives it."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.core = new_core(settings)
+        self.uncommitted: deque[StepPlan] = deque()
+        self._endings = Endings(self.core)
+        self._door = Door(self.core, self._endings)
+        self._aborts = Aborts(self.core, self._endings)
+        self._closing = Closing(self.core, self._endings)
+        self._planner = Planner(self.core)
+
+    def handle(self, message: ToWorker | EffectResult, now: float) -> list[Output]:
+        """Take one message. A caller's mistake is answered by an event, never by an exception."""
+        match message:
+            case Submit():
+                self._door.submit(message, now)
+            case Abort():
+                report = self._aborts.abort(message, now)
+                if message.ask:
+                    self.core.out.append(Reply(ask=message.ask, value=report))
+            case TurnStored():
+                self._endings.stored(message, now)
+            case SessionLoaded():
+                session = self._closing.loaded(message, now)
+                if session is not None:
+                    self._door.loaded(session, now)
+            case SessionForgotten():
+                self._closing.forgotten(message, now)
+            case OpenSession():
+                self._closing.open(message, now)
+            case CloseSession():
+                self._closing.close(message, now)
+            case GetSession():
+                self._closing.get(message, now)
+            case FlushCache():
+                self.core.out.append(Reply(ask=message.ask, value=self.core.kv.flush()))
+            case IngressLost():
+                self._aborts.abort_ingress(message.ingress, now)
+            case Shutdown():
+                self._door.closed_for = message.reason
+                self._aborts.abort_everything(message.reason, now)
+        return self._settle(now)
+
+    def expire(self, now: float) -> list[Output]:
+        """Let every clock that is due ring (rules C1–C4)."""
+        self.core.tombstones.expire(now)
+        self.core.ended.expire(now)
+        for clock, uid in self.core.clocks.take_due(now):
+            if clock is Clock.IDLE:
+                self._closing.idle_expired(uid, now)
+            else:
+                self._ring(clock, self.core.requests.by_uid(uid), now)
+        return self._settle(now)
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step's work; None when nothing can be computed, or `depth` more steps than one are in flight."""
+        if len(self.uncommitted) > self.settings.depth:
+            return None
+        plan = self._planner.plan(now)
+        if plan is not None:
+            self.uncommitted.append(plan)
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Output]:
+        """Settle the oldest step in flight: tokens go out, ends are decided, pages become shareable or come back."""
+        if not self.uncommitted or self.uncommitted[0] is not plan:
+            raise AssertionError("plans commit in the order they were made")
+        self.uncommitted.popleft()
+        self.core.totals.steps += 1
+        for item in plan.items:
+            self._commit_item(item, result, now)
+        return self._settle(now)
+
+    def fail(self, plan: StepPlan, message: str, now: float) -> list[Output]:
+        """A whole step broke: everything it named ends `internal`; the worker lives on."""
+        failed = {item.uid: message for item in plan.items}
+        return self.commit(plan, StepResult(sampled={}, failed=failed), now)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has to be called at the latest. None: nothing is timed."""
+        return self.core.clocks.next()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `plan` may have something to do."""
+        return bool(self.core.requests.num_waiting or self.core.requests.num_running)
+
+    def snapshot(self) -> EngineStats:
+        return snapshot(self.core)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _commit_item(self, item: PlanItem, result: StepResult, now: float) -> None:
+        request = self.core.requests.by_uid(item.uid)
+        if request is None:
+            raise AssertionError(f"plan names request {item.uid}, which is gone")
+        request.inflight -= 1
+        request.pending_samples -= item.samples
+        if request.state is RequestState.STOPPING:
+            if not request.inflight:
+                self._endings.returned(request, now)
+            return
+        if request.state is RequestState.COMMITTING:
+            return
+        if item.uid in result.failed:
+            verdict = Verdict.abort(Reason.INTERNAL, "this request could not be computed")
+            request.story.append(f"{now:.3f} runner: {result.failed[item.uid]}")
+            self._endings.decide(request, verdict, now)
+            return
+        request.computed = item.start + item.count
+        self.core.kv.publish(request.uid, request.tokens, request.computed)
+        if item.samples:
+            self._append(request, result.sampled[item.uid], now)
+
+    def _append(self, request: Request, token: int, now: float) -> None:
+        index = request.num_output
+        request.tokens.append(token)
+        self.core.totals.output_tokens += 1
+        submit = request.submit
+        self.core.out.append(Tokens(ingress=submit.ingress, key=submit.key, index=index, ids=(token,)))
+        if request.state is RequestState.PREFILL:
+            request.move(RequestState.DECODE, "prompt computed", now)
+        verdict = judge(request, token, self.settings)
+        if verdict is not None:
+            self._endings.decide(request, verdict, now)
+
+    def _ring(self, clock: Clock, request: Request | None, now: float) -> None:
+        if request is None or not request.can_be_aborted:
+            return
+        if clock is Clock.DEADLINE:
+            verdict = Verdict.abort(Reason.DEADLINE, "the request's deadline passed")
+        elif clock is Clock.RUNNING:
+            verdict = Verdict.abort(Reason.RUNNING_TIMEOUT, "the request ran for too long")
+        elif request.first_forward_at is None:
+            verdict = Verdict.abort(Reason.WAITING_TIMEOUT, "the request waited for too long")
+        else:
+            return
+        self._endings.decide(request, verdict, now)
+
+    def _settle(self, now: float) -> list[Output]:
+        """Let sessions whose lease was cleared go on: finish a close, or start the next queued turn."""
+        while self.core.free_sessions:
+            session = self.core.free_sessions.pop(0)
+            if session.state is SessionState.CLOSING:
+                self._closing.advance(session, now)
+            while session.state is SessionState.IDLE and session.queue:
+                self._door.next_turn(session, now)
+        return self.core.take_output()

@@ -1,0 +1,83 @@
+"""What a session remembers: its committed turns, as token ids (rules S1, S2, S4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from actors.records import TurnRecord
+
+
+class History:
+    """Committed turns by rid, in order of commit. Changes only in `commit`.
+
+    The context of the head is kept ready, since most turns append to it; others are rebuilt from their chain.
+    """
+
+    def __init__(self, turns: Iterable[TurnRecord] = ()) -> None:
+        self._turns: dict[str, TurnRecord] = {}
+        self._head_context: list[int] = []
+        self.last_number = 0
+        for turn in turns:
+            self._add(turn)
+        if self._turns:
+            self._head_context = self._rebuild(self.head)
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __contains__(self, rid: str) -> bool:
+        return rid in self._turns
+
+    @property
+    def head(self) -> str | None:
+        """rid of the last committed turn."""
+        return next(reversed(self._turns), None)
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the head's context."""
+        return len(self._head_context)
+
+    def turn(self, rid: str) -> TurnRecord:
+        return self._turns[rid]
+
+    def context(self, rid: str | None) -> list[int]:
+        """ctx(turn): prompt and output, raw ids, stop token included. Empty for None. A fresh list."""
+        if rid is None:
+            return []
+        return list(self._head_context) if rid == self.head else self._rebuild(rid)
+
+    def descendants(self, rid: str) -> tuple[str, ...]:
+        """All turns that continue from `rid`, directly or not, in order of commit (parents come before children)."""
+        below = {rid}
+        for turn in self._turns.values():
+            if turn.parent in below:
+                below.add(turn.rid)
+        return tuple(name for name in self._turns if name in below and name != rid)
+
+    def all_rids(self) -> tuple[str, ...]:
+        return tuple(self._turns)
+
+    def commit(self, turn: TurnRecord, context: list[int]) -> None:
+        """Add a turn that the store has. `context` is its ctx; the history keeps the list."""
+        self._add(turn)
+        self._head_context = context
+
+    def _add(self, turn: TurnRecord) -> None:
+        for rid in turn.dropped:
+            self._turns.pop(rid, None)
+        self._turns[turn.rid] = turn
+        self.last_number = max(self.last_number, turn.number)
+
+    def _rebuild(self, rid: str | None) -> list[int]:
+        chain: list[TurnRecord] = []
+        while rid is not None:
+            turn = self._turns[rid]
+            chain.append(turn)
+            rid = turn.parent
+        context: list[int] = []
+        for turn in reversed(chain):
+            del context[turn.keep :]
+            context.extend(turn.input_ids)
+            context.extend(turn.output_ids)
+        return context

@@ -1,0 +1,178 @@
+"""One step's work: decodes first, then prefill chunks, within the token budget and the pages there are (rules K4, P7).
+
+There is no prefill or decode phase: a request has positions to compute, and the last of them may choose a token.
+"""
+
+from __future__ import annotations
+
+from actors.engine.clocks import Clock
+from actors.engine.core import Core
+from actors.engine.plan import PlanItem, StepPlan
+from actors.engine.policy import share_prefill, victim
+from actors.engine.request import Request, RequestState
+from actors.engine.settings import bounded
+
+
+class Planner:
+    """Admits, preempts and composes. A plan item is added whole or not at all."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._number = 0
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, or None when there is nothing that could be computed now."""
+        self._preempt_wanted(now)
+        items: list[PlanItem] = []
+        budget = self._core.settings.max_step_tokens
+        budget -= self._add_decodes(items, budget, now)
+        if budget > 0:
+            self._add_prefills(items, self._admit(budget, now), budget, now)
+        if not items:
+            return None
+        self._number += 1
+        return StepPlan(self._number, tuple(items))
+
+    # -- decodes and prefills --------------------------------------------------------------------------------------
+
+    def _add_decodes(self, items: list[PlanItem], budget: int, now: float) -> int:
+        used = 0
+        for request in self._core.requests.running():
+            if used >= budget:
+                break
+            if request.state in (RequestState.PREFILL, RequestState.DECODE) and self._ready(request) == 1:
+                if request.preempt_wanted or not self._make_room(request, 1, now):
+                    continue
+                items.append(self._item(request, 1, now))
+                used += 1
+        return used
+
+    def _add_prefills(self, items: list[PlanItem], prompts: list[Request], budget: int, now: float) -> None:
+        grants = share_prefill([self._ready(request) for request in prompts], budget)
+        for request, count in zip(prompts, grants, strict=True):
+            in_batch = request.state in (RequestState.PREFILL, RequestState.DECODE)
+            if count and in_batch and not request.preempt_wanted and self._make_room(request, count, now):
+                items.append(self._item(request, count, now))
+
+    def _ready(self, request: Request) -> int:
+        """Positions to compute next. 0 while the token in flight may be the last one allowed."""
+        if request.pending_samples and request.num_output + request.pending_samples >= request.max_tokens:
+            return 0
+        return request.remaining
+
+    def _item(self, request: Request, count: int, now: float) -> PlanItem:
+        start, end = request.planned, request.planned + count
+        known_end = min(end, len(request.tokens))
+        samples = end == len(request.tokens) + request.pending_samples
+        item = PlanItem(
+            uid=request.uid,
+            start=start,
+            count=count,
+            tokens=request.tokens[start:known_end],
+            page_table=self._core.kv.table(request.uid),
+            samples=samples,
+            pending=end > len(request.tokens),
+            sampling=request.sampling,
+            output_index=request.num_output + request.pending_samples,
+            prompt_len=request.prompt_len,
+            seen=request.tokens if request.sampling.penalised else None,
+        )
+        self._count(request, start, count)
+        request.planned = end
+        request.inflight += 1
+        request.pending_samples += samples
+        if request.first_forward_at is None:
+            self._first_forward(request, now)
+        return item
+
+    def _count(self, request: Request, start: int, count: int) -> None:
+        prompt_part = max(0, min(start + count, request.prompt_len) - start)
+        if request.preemptions:
+            self._core.totals.recomputed_tokens += count if count > 1 else 0
+        else:
+            self._core.totals.prefill_tokens += prompt_part
+
+    def _first_forward(self, request: Request, now: float) -> None:
+        request.first_forward_at = now
+        settings = self._core.settings
+        asked = request.submit.running_timeout_s
+        limit = bounded(asked, settings.running_timeout_s, settings.max_running_timeout_s)
+        if limit:
+            self._core.clocks.set(now + limit, Clock.RUNNING, request.uid)
+
+    # -- admission -------------------------------------------------------------------------------------------------
+
+    def _admit(self, budget: int, now: float) -> list[Request]:
+        """The prompts to work on: those begun, then waiting ones as long as seats, pages and budget allow, in order."""
+        core = self._core
+        prompts = [request for request in core.requests.running() if self._ready(request) > 1]
+        promised = sum(self._missing_pages(request) for request in prompts)
+        while core.requests.num_running < core.settings.max_running and len(prompts) < budget:
+            request = core.requests.first_waiting()
+            if request is None:
+                break
+            covered = self._begin(request)
+            missing = self._missing_pages(request)
+            if core.requests.num_running and promised + missing > core.kv.available:
+                core.kv.release(request.uid)
+                break
+            promised += missing
+            self._start(request, covered, now)
+            prompts.append(request)
+        return sorted(prompts, key=lambda request: request.order)
+
+    def _begin(self, request: Request) -> int:
+        turn = request.turn
+        session, common = (turn.session.uid, turn.common) if turn else (None, 0)
+        return self._core.kv.begin(request.uid, request.tokens, request.root, session, common)
+
+    def _start(self, request: Request, covered: int, now: float) -> None:
+        request.computed = request.planned = covered
+        if request.cached_tokens is None:
+            request.cached_tokens = covered
+            self._core.totals.cached_tokens += covered
+            self._core.totals.prompt_tokens += request.prompt_len
+        self._core.requests.start(request)
+        request.move(RequestState.PREFILL, f"{covered} of {len(request.tokens)} tokens cached", now)
+
+    def _missing_pages(self, request: Request) -> int:
+        """Pages a prompt still needs for all its known tokens and the one to come."""
+        kv = self._core.kv
+        return max(0, kv.pages_for(len(request.tokens) + 1) - len(kv.table(request.uid)))
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def _make_room(self, request: Request, count: int, now: float) -> bool:
+        """Pages for `count` more positions, at the cost of others if need be. False: not in this step."""
+        kv = self._core.kv
+        while not kv.grow(request.uid, request.planned + count):
+            loser = victim(r for r in self._core.requests.running() if not r.preempt_wanted)
+            if loser is None:
+                return False
+            if loser is request and self._core.requests.num_running == 1:
+                # Alone, and it was promised to fit (rule K5): what is missing is its own session's old slot.
+                if request.turn is None or not kv.drop_slot(request.turn.session.uid):
+                    return False
+                continue
+            if loser.inflight:
+                loser.preempt_wanted = True
+                return False
+            self._preempt(loser, now)
+            if loser is request:
+                return False
+        return True
+
+    def _preempt_wanted(self, now: float) -> None:
+        for request in self._core.requests.running():
+            if request.preempt_wanted and not request.inflight:
+                self._preempt(request, now)
+
+    def _preempt(self, request: Request, now: float) -> None:
+        """Take a request out of the batch: it keeps its tokens and its lease, and gives back its pages (rule K4)."""
+        self._core.kv.release(request.uid)
+        self._core.requests.requeue(request)
+        request.preempt_wanted = False
+        request.preemptions += 1
+        request.computed = request.planned = 0
+        self._core.totals.preemptions += 1
+        request.move(RequestState.WAITING, "preempted", now)

@@ -1,0 +1,31 @@
+"""Scheduling choices as pure functions: they choose, the owners act."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from actors.engine.request import Request
+
+
+def share_prefill(remaining: Sequence[int], budget: int) -> list[int]:
+    """Split a step's prefill budget (tokens) over prompts in order of arrival (rule P7).
+
+    The oldest is sure of half, so that it always advances; the rest goes to the shortest first, so that a short prompt
+    is not stuck behind a long one; what is left goes to the oldest again, then on in order.
+    """
+    grants = [0] * len(remaining)
+    if not remaining:
+        return grants
+    oldest_share = budget if len(remaining) == 1 else (budget + 1) // 2
+    grants[0] = min(remaining[0], oldest_share)
+    left = budget - grants[0]
+    for index in sorted(range(1, len(remaining)), key=lambda i: (remaining[i], i)):
+        grants[index] = min(remaining[index], left)
+        left -= grants[index]
+    grants[0] += min(remaining[0] - grants[0], left)
+    return grants
+
+
+def victim(running: Iterable[Request]) -> Request | None:
+    """Whom to preempt: lowest priority, then latest arrival (rule K4)."""
+    return max(running, key=lambda request: request.order, default=None)

@@ -1,0 +1,155 @@
+"""A request: identity, tokens, progress, and the table of its states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from actors.messages import Outcome, Reason, SamplingParams, Stage, Submit
+
+if TYPE_CHECKING:
+    from actors.engine.sessions import Session
+    from actors.engine.stop_strings import StopStrings
+    from actors.engine.turns import Turn
+
+
+class RequestState(Enum):
+    """Where a request is in its life.
+
+    ARRIVED: being looked at, or waiting for its session to be loaded or for the turn before it.
+    WAITING: in the queue (also after a preemption). PREFILL, DECODE: in the batch.
+    COMMITTING: its end is decided and the store is being told. STOPPING: ended, but a step in flight names its pages.
+    """
+
+    ARRIVED = "arrived"
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COMMITTING = "committing"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.ARRIVED: frozenset({RequestState.WAITING, RequestState.COMMITTING, RequestState.ENDED}),
+    RequestState.WAITING: frozenset({RequestState.PREFILL, RequestState.ENDED}),
+    RequestState.PREFILL: frozenset(
+        {
+            RequestState.DECODE,
+            RequestState.WAITING,
+            RequestState.COMMITTING,
+            RequestState.STOPPING,
+            RequestState.ENDED,
+        }
+    ),
+    RequestState.DECODE: frozenset(
+        {RequestState.WAITING, RequestState.COMMITTING, RequestState.STOPPING, RequestState.ENDED}
+    ),
+    RequestState.COMMITTING: frozenset({RequestState.STOPPING, RequestState.ENDED}),
+    RequestState.STOPPING: frozenset({RequestState.ENDED}),
+    RequestState.ENDED: frozenset(),
+}
+
+
+class IllegalTransition(Exception):
+    """A move that the table does not know. Carries the request's story."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a request is to end. `matched`: the stop string that did it."""
+
+    outcome: Outcome
+    reason: Reason | None = None
+    message: str = ""
+    matched: str | None = None
+    param: str | None = None
+
+    @classmethod
+    def abort(cls, reason: Reason, message: str = "", param: str | None = None) -> Verdict:
+        return cls(Outcome.ABORT, reason, message, param=param)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One attempt, from `Submit` to its terminal event.
+
+    Progress is three numbers over positions: `computed` (KV valid, by committed steps) ≤ `planned` (covered by launched
+    steps) ≤ len(tokens) + `pending_samples` (known tokens, and those that steps in flight will choose).
+    """
+
+    uid: int
+    submit: Submit
+    arrived_at: float
+    state: RequestState = RequestState.ARRIVED
+    tokens: list[int] = field(default_factory=list)
+    prompt_len: int = 0
+    max_tokens: int = 0
+    computed: int = 0
+    planned: int = 0
+    pending_samples: int = 0
+    inflight: int = 0
+    """Uncommitted plans that name this request. Only `plan` raises it, only `commit` lowers it."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the cache when it first ran. None: it has not run."""
+    first_forward_at: float | None = None
+    preemptions: int = 0
+    preempt_wanted: bool = False
+    verdict: Verdict | None = None
+    turn: Turn | None = None
+    parked_in: Session | None = None
+    """The session in whose queue it waits (state ARRIVED)."""
+    root: bytes = b""
+    stops: StopStrings | None = None
+    story: list[str] = field(default_factory=list)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.submit.sampling
+
+    @property
+    def rid_key(self) -> tuple[str, str]:
+        return (self.submit.tenant, self.submit.rid)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Position in every queue: higher priority first, then order of arrival."""
+        return (-self.submit.priority, self.uid)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_len :]
+
+    @property
+    def remaining(self) -> int:
+        """Positions that could be computed in the next step."""
+        return len(self.tokens) + self.pending_samples - self.planned
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its terminal event is still to come."""
+        return self.state not in (RequestState.STOPPING, RequestState.ENDED)
+
+    @property
+    def can_be_aborted(self) -> bool:
+        return self.is_live and self.state is not RequestState.COMMITTING
+
+    @property
+    def stage(self) -> Stage:
+        if self.state is RequestState.PREFILL:
+            return Stage.PREFILL
+        if self.state in (RequestState.DECODE, RequestState.COMMITTING):
+            return Stage.DECODE
+        return Stage.PREEMPTED if self.preemptions else Stage.WAITING
+
+    def move(self, to: RequestState, cause: str, now: float) -> None:
+        """Change state, or raise IllegalTransition with everything that happened before."""
+        self.story.append(f"{now:.3f} {self.state.value} -> {to.value}: {cause}")
+        if to not in TRANSITIONS[self.state]:
+            raise IllegalTransition(f"request {self.submit.rid!r} (uid {self.uid}):\n  " + "\n  ".join(self.story))
+        self.state = to

@@ -1,0 +1,103 @@
+"""All requests of one worker, and which queue each is in."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from actors.engine.request import Request, RequestState
+
+
+class RequestTable:
+    """Lookups by uid, attempt key and rid; the waiting queue and the batch, both in `Request.order`.
+
+    A request leaves `find_rid` when its terminal event is out, and the table when its pages are back.
+    """
+
+    def __init__(self) -> None:
+        self._by_uid: dict[int, Request] = {}
+        self._by_key: dict[str, Request] = {}
+        self._by_rid: dict[tuple[str, str], Request] = {}
+        self._waiting: list[tuple[tuple[int, int], Request]] = []
+        self._running: list[tuple[tuple[int, int], Request]] = []
+
+    def __len__(self) -> int:
+        return len(self._by_uid)
+
+    def add(self, request: Request) -> None:
+        self._by_uid[request.uid] = request
+        self._by_key[request.submit.key] = request
+        self._by_rid.setdefault(request.rid_key, request)  # a duplicate is about to be refused
+
+    def by_uid(self, uid: int) -> Request | None:
+        return self._by_uid.get(uid)
+
+    def by_key(self, key: str) -> Request | None:
+        return self._by_key.get(key)
+
+    def by_rid(self, tenant: str, rid: str) -> Request | None:
+        return self._by_rid.get((tenant, rid))
+
+    def live(self) -> list[Request]:
+        return list(self._by_key.values())
+
+    def all(self) -> list[Request]:
+        return list(self._by_uid.values())
+
+    # -- queues ----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def waiting(self) -> list[Request]:
+        return [request for _, request in self._waiting]
+
+    def first_waiting(self) -> Request | None:
+        return self._waiting[0][1] if self._waiting else None
+
+    def running(self) -> list[Request]:
+        return [request for _, request in self._running]
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.all())
+
+    def enqueue(self, request: Request) -> None:
+        insort(self._waiting, (request.order, request))
+
+    def start(self, request: Request) -> None:
+        self._remove(self._waiting, request)
+        insort(self._running, (request.order, request))
+
+    def requeue(self, request: Request) -> None:
+        self._remove(self._running, request)
+        self.enqueue(request)
+
+    def leave_queues(self, request: Request) -> None:
+        """Take a request out of the queue its state says it is in."""
+        if request.state is RequestState.WAITING:
+            self._remove(self._waiting, request)
+        elif request.state in (RequestState.PREFILL, RequestState.DECODE):
+            self._remove(self._running, request)
+
+    def answered(self, request: Request) -> None:
+        """Its terminal event is out: its names can be used again."""
+        if self._by_key.get(request.submit.key) is request:
+            del self._by_key[request.submit.key]
+        if self._by_rid.get(request.rid_key) is request:
+            del self._by_rid[request.rid_key]
+
+    def forget(self, request: Request) -> None:
+        """Its pages are back: nothing is left of it."""
+        del self._by_uid[request.uid]
+
+    @staticmethod
+    def _remove(queue: list[tuple[tuple[int, int], Request]], request: Request) -> None:
+        index = bisect_left(queue, request.order, key=lambda entry: entry[0])
+        if index == len(queue) or queue[index][1] is not request:
+            raise AssertionError(f"request {request.submit.rid!r} is not in the queue its state says")
+        del queue[index]

@@ -1,0 +1,44 @@
+"""What the engine needs to know of its runner and its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """`num_pages` counts the reserved pages; lengths are in tokens, durations in seconds, 0 = off or unlimited.
+
+    `vocab_bytes[i]`: bytes of token i, for stop strings; empty when the runner knows no text.
+    """
+
+    page_size: int
+    num_pages: int
+    max_context: int
+    vocab_size: int
+    eos_ids: frozenset[int] = frozenset()
+    bos_id: int | None = None
+    vocab_bytes: tuple[bytes, ...] = ()
+    max_step_tokens: int = 256
+    max_running: int = 64
+    max_waiting: int = 1024
+    max_queued_turns: int = 8
+    depth: int = 0
+    prefix_cache: bool = True
+    share_prefix_across_tenants: bool = False
+    tombstone_s: float = 30.0
+    session_idle_timeout_s: float = 0.0
+    session_capacity_tokens: int = 0
+    waiting_timeout_s: float = 0.0
+    running_timeout_s: float = 0.0
+    max_waiting_timeout_s: float = 0.0
+    max_running_timeout_s: float = 0.0
+    max_deadline_s: float = 0.0
+
+
+def bounded(asked: float | None, default: float, maximum: float) -> float:
+    """A request's timeout: what it asked for, else the default, never beyond the server's maximum. 0 = off."""
+    value = default if asked is None else asked
+    if maximum and (not value or value > maximum):
+        return maximum
+    return value

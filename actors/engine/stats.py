@@ -1,0 +1,58 @@
+"""A read-only copy of where the engine stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.engine.core import Core
+from actors.engine.kv.pages import PageCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Pages by owner, queue lengths and counters. `resident_sessions`: sessions whose KV is held."""
+
+    pages: PageCounts
+    page_size: int
+    waiting: int
+    running: int
+    live: int
+    sessions: int
+    resident_sessions: int
+    received: int
+    ends: tuple[tuple[str, str, str, int], ...]
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    prefill_tokens: int
+    recomputed_tokens: int
+    output_tokens: int
+    preemptions: int
+    evicted_slots: int
+    tombstones: int
+    clocks: int
+
+
+def snapshot(core: Core) -> EngineStats:
+    totals = core.totals
+    return EngineStats(
+        pages=core.kv.counts,
+        page_size=core.kv.page_size,
+        waiting=core.requests.num_waiting,
+        running=core.requests.num_running,
+        live=len(core.requests.live()),
+        sessions=len(core.sessions),
+        resident_sessions=len(core.kv.slots()),
+        received=totals.received,
+        ends=tuple((*key, count) for key, count in sorted(totals.ends.items())),
+        steps=totals.steps,
+        prompt_tokens=totals.prompt_tokens,
+        cached_tokens=totals.cached_tokens,
+        prefill_tokens=totals.prefill_tokens,
+        recomputed_tokens=totals.recomputed_tokens,
+        output_tokens=totals.output_tokens,
+        preemptions=totals.preemptions,
+        evicted_slots=core.kv.evicted_slots,
+        tombstones=len(core.tombstones),
+        clocks=len(core.clocks),
+    )

@@ -1,0 +1,148 @@
+"""A runner without a model, for tests and for trying a cluster: the next token is a hash of what its KV holds.
+
+It reads every position of the context back through the page table, so that one wrong, stale, torn or foreign page
+changes the text. That makes it the oracle of the engine's tests: whatever happened on the way, a request's output must
+equal that of the same prompt on a fresh engine. It never stops by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from actors.engine.plan import NUM_RESERVED_PAGES, PlanItem, StepPlan, StepResult
+from actors.runner.base import RunnerInfo
+
+TOY_VOCAB_SIZE = 260
+TOY_EOS = 257
+_FIRST_PRINTABLE, _NUM_PRINTABLE = 32, 95
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_MASK = (1 << 64) - 1
+
+
+def splitmix64(value: int) -> int:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a good hash of one 64-bit integer."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+class ToyHandle:
+    """A step that is over when its time is."""
+
+    def __init__(self, result: StepResult, done_at: float, clock: Callable[[], float], sleep: Callable[[float], None]):
+        self._result = result
+        self._done_at = done_at
+        self._clock = clock
+        self._sleep = sleep
+
+    def wait(self) -> StepResult:
+        left = self._done_at - self._clock()
+        if left > 0:
+            self._sleep(left)
+        return self._result
+
+
+class ToyRunner:
+    """Implements `ModelRunner`. Token ids below 256 are bytes; it emits printable ASCII only.
+
+    `step_s`: how long a step takes; steps queue up behind one another as they do on a device.
+    `kv`: uint64 [num_pages, page_size], a hash of (token, position) for each written slot, 0 for never written.
+    """
+
+    def __init__(
+        self,
+        *,
+        page_size: int = 16,
+        kv_tokens: int = 65536,
+        max_context: int = 8192,
+        step_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        num_pages = kv_tokens // page_size + NUM_RESERVED_PAGES
+        self.kv = np.zeros((num_pages, page_size), dtype=np.uint64)
+        self.step_log: list[tuple[int, ...]] = []
+        self.keep_log = False
+        self._step_s = step_s
+        self._clock = clock
+        self._sleep = sleep
+        self._busy_until = 0.0
+        self._last: dict[int, int] = {}
+        self._info = RunnerInfo(
+            name="toy",
+            vocab_size=TOY_VOCAB_SIZE,
+            page_size=page_size,
+            num_pages=num_pages,
+            max_context=max_context,
+            eos_ids=frozenset({TOY_EOS}),
+            vocab_bytes=tuple(bytes([i]) if i < 256 else b"" for i in range(TOY_VOCAB_SIZE)),
+            description="toy: next token = hash of the KV read back",
+        )
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    def launch(self, plan: StepPlan) -> ToyHandle:
+        if self.keep_log:
+            self.step_log.append(tuple(item.uid for item in plan.items))
+        sampled: dict[int, int] = {}
+        for item in plan.items:
+            self._write(item)
+        for item in plan.items:
+            if item.samples:
+                sampled[item.uid] = self.choose(item)
+        self._last = sampled
+        now = self._clock()
+        self._busy_until = max(now, self._busy_until) + self._step_s
+        return ToyHandle(StepResult(sampled=sampled), self._busy_until, self._clock, self._sleep)
+
+    def close(self) -> None:
+        self.kv = np.zeros((0, self._info.page_size), dtype=np.uint64)
+
+    def choose(self, item: PlanItem) -> int:
+        """The token after position start + count - 1."""
+        length = item.start + item.count
+        page_size = self._info.page_size
+        pages = np.asarray(item.page_table[: -(-length // page_size)], dtype=np.int64)
+        held = self.kv[pages].reshape(-1)[:length]
+        weights = np.arange(length, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        digest = int(np.bitwise_xor.reduce(held * weights * _ODD)) ^ int(held.sum(dtype=np.uint64))
+        if item.sampling.temperature > 0:
+            digest ^= splitmix64(item.sampling.seed * 1_000_003 + item.output_index)
+        return _FIRST_PRINTABLE + splitmix64(digest) % _NUM_PRINTABLE
+
+    def _write(self, item: PlanItem) -> None:
+        tokens = list(item.tokens)
+        if item.pending:
+            tokens.append(self._last[item.uid])
+        if len(tokens) != item.count:
+            raise AssertionError(f"{len(tokens)} tokens for {item.count} positions")
+        page_size = self._info.page_size
+        for position, token in enumerate(tokens, item.start):
+            page = item.page_table[position // page_size]
+            self.kv[page, position % page_size] = splitmix64((position << 20) ^ token) | 1
+
+
+def toy_continuation(prompt: list[int], num_tokens: int, *, seed: int = 0, temperature: float = 0.0) -> list[int]:
+    """What a toy runner generates after `prompt`, computed without any KV: the reference for tests."""
+    tokens = list(prompt)
+    values = [splitmix64((position << 20) ^ token) | 1 for position, token in enumerate(tokens)]
+    out: list[int] = []
+    for index in range(num_tokens):
+        digest, total = 0, 0
+        for position, value in enumerate(values):
+            digest ^= (value * (2 * position + 1) * int(_ODD)) & _MASK
+            total = (total + value) & _MASK
+        digest ^= total
+        if temperature > 0:
+            digest ^= splitmix64(seed * 1_000_003 + index)
+        token = _FIRST_PRINTABLE + splitmix64(digest) % _NUM_PRINTABLE
+        out.append(token)
+        values.append(splitmix64((len(tokens) << 20) ^ token) | 1)
+        tokens.append(token)
+    return out
