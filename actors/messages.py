@@ -81,7 +81,8 @@ class OnBusy(str, Enum):
 class SamplingParams:
     """How tokens are chosen and when generation stops.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0, `repetition_penalty` 1 and the other penalties 0 are off.
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0, `repetition_penalty` 1 and the other penalties 0 are
+    off.
     `seed` names the request's own random stream: token n depends on (seed, n) and the logits alone, so neither
     batching, preemption nor a move to another worker changes it (rule I3).
     `max_tokens` None means "as many as the context allows".
@@ -182,8 +183,9 @@ class Abort:
     reason: Reason = Reason.CLIENT_ABORT
     ask: int = 0
     remember: bool = True
-    """Keep a tombstone for rids that are not known here (rule A5). An ingress that asks every worker first asks without,
-    and then, for what nobody knew, with: else a rid used again at once could meet a tombstone meant for another worker."""
+    """Keep a tombstone for rids that are not known here (rule A5). An ingress that asks every worker first asks
+    without, and then, for what nobody knew, with: else a rid used again at once could meet a tombstone meant for
+    another worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,9 @@ class Aborts:
 
     def abort_ingress(self, ingress: str, now: float) -> None:
         """Everything a dead ingress asked for."""
-        self._end_all([r for r in self._core.requests.live() if r.submit.ingress == ingress], Reason.CLIENT_DISCONNECT, now)
+        self._end_all(
+            [r for r in self._core.requests.live() if r.submit.ingress == ingress], Reason.CLIENT_DISCONNECT, now
+        )
 
     def abort_everything(self, reason: Reason, now: float) -> None:
         self._end_all(self._core.requests.live(), reason, now)

@@ -81,7 +81,7 @@ class Door:
             ("logit_bias", tuple(token for token, _ in submit.sampling.logit_bias)),
         )
         for name, ids in named:
-            if ids and not (0 <= min(ids) and max(ids) < vocab):
+            if ids and not (min(ids) >= 0 and max(ids) < vocab):
                 return Verdict.abort(Reason.INVALID, f"{name}: token ids must be in [0, {vocab})", param=name)
         if submit.sampling.stop and not self._core.settings.vocab_bytes:
             return Verdict.abort(Reason.INVALID, "stop: this model has no text, so no stop strings", param="stop")
@@ -116,9 +116,7 @@ class Door:
         if session is None:
             session = self._core.sessions.add(tenant, turn.session_id, *wanted)
             self._core.out.append(
-                LoadSession(
-                    session=session.uid, tenant=tenant, session_id=turn.session_id, generation=turn.generation
-                )
+                LoadSession(session=session.uid, tenant=tenant, session_id=turn.session_id, generation=turn.generation)
             )
         if session.state is SessionState.LOADING:
             self._park(request, session)
@@ -229,12 +227,8 @@ class Door:
         if size == 0:
             self._endings.decide(request, Verdict(Outcome.LENGTH), now)
             return
-        request.root = namespace_root(
-            submit.tenant, submit.cache_salt, shared=settings.share_prefix_across_tenants
-        )
+        request.root = namespace_root(submit.tenant, submit.cache_salt, shared=settings.share_prefix_across_tenants)
         if submit.sampling.stop:
             request.stops = StopStrings(submit.sampling.stop)
         request.move(RequestState.WAITING, "accepted", now)
         self._core.requests.enqueue(request)
-
-

@@ -1,7 +1,7 @@
 """The one way a request ends (rules E1, T1): decided, stored if it is a turn, told, and its pages returned.
 
-    decide ──turn that stopped──▶ COMMITTING ──stored──▶ finish ──▶ STOPPING ──last plan commits──▶ ENDED
-       └────everything else──────────────────────────────▶ finish ──────no plan names it──────────▶ ENDED
+decide ──turn that stopped──▶ COMMITTING ──stored──▶ finish ──▶ STOPPING ──last plan commits──▶ ENDED
+   └────everything else──────────────────────────────▶ finish ──────no plan names it──────────▶ ENDED
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actors.records import TurnCommit, TurnRecord
 
 
 class Endings:
-    """Every path to a terminal event goes through `decide`, `refuse` or `stored`, and each of them through `_finish`."""
+    """Every path to a terminal event goes through `_finish`, by way of `decide`, `refuse`, `replay` or `stored`."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -25,7 +25,7 @@ class History:
     def __len__(self) -> int:
         return len(self._turns)
 
-    def __contains__(self, rid: str) -> bool:
+    def __contains__(self, rid: object) -> bool:
         return rid in self._turns
 
     @property

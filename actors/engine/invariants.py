@@ -36,7 +36,9 @@ def _check_pages(engine: Engine) -> None:
     found = {"free": 0, "prefix": 0, "session": 0, "request": 0}
     for page in range(NUM_RESERVED_PAGES, pool.total + NUM_RESERVED_PAGES):
         requests, sessions, indexed = pool.holders(page)
-        _ensure(requests == by_request[page], f"page {page}: {requests} request holds, {by_request[page]} tables name it")
+        _ensure(
+            requests == by_request[page], f"page {page}: {requests} request holds, {by_request[page]} tables name it"
+        )
         _ensure(sessions == by_session[page], f"page {page}: {sessions} slot holds, {by_session[page]} slots name it")
         owner = "session" if sessions else "request" if requests else "prefix" if indexed else "free"
         found[owner] += 1

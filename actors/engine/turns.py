@@ -15,8 +15,8 @@ from actors.records import TurnRecord
 class Turn:
     """A turn that holds its session's lease.
 
-    Its context is `keep` tokens of the parent's, then `input_ids`, then what it generates. `common` says how many tokens
-    its prompt shares with what the session's slot holds.
+    Its context is `keep` tokens of the parent's, then `input_ids`, then what it generates. `common` says how many
+    tokens its prompt shares with what the session's slot holds.
     """
 
     session: Session

@@ -1,95 +1,14 @@
-"""What the ingress needs of its peers. The Ray shells implement these over actor handles; tests run real workers
-in the same process behind them."""
+"""Kept while the move to `actors.ports` settles."""
 
-from __future__ import annotations
+from actors.ports import (
+    Ask,
+    Member,
+    NoWorker,
+    Placement,
+    PoolPort,
+    SessionLimit,
+    WorkerGone,
+    WorkerPort,
+)
 
-from dataclasses import dataclass
-from typing import Protocol
-
-from actors.messages import Abort, CloseSession, Event, FlushCache, GetSession, OpenSession, SessionMode, Submit
-from actors.records import SessionRecord
-
-Ask = Abort | OpenSession | CloseSession | GetSession | FlushCache
-
-
-class WorkerGone(Exception):
-    """The worker's actor is dead or cannot be reached. Whether it saw the message is unknown."""
-
-
-class NoWorker(Exception):
-    """No worker is ready to take this request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a session lives now: its owner, and the numbers a turn must carry."""
-
-    worker_id: str
-    session: SessionRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A worker as ingresses see it. `load`: requests running and waiting at the last heartbeat."""
-
-    worker_id: str
-    state: str
-    load: int
-
-
-class WorkerPort(Protocol):
-    """One worker, as an ingress talks to it. `ask` numbers are filled in by the worker's shell."""
-
-    async def submit(self, message: Submit) -> None:
-        """Returns when the worker has the message. Raises WorkerGone. Refusals come back as events."""
-
-    def tell(self, message: Abort) -> None:
-        """Fire and forget; safe from a request that is being cancelled."""
-
-    async def ask(self, message: Ask) -> object:
-        """The value of the `Reply`. Raises WorkerGone."""
-
-    async def poll(self, ingress_id: str) -> list[Event]:
-        """Wait (about a second at most) for this ingress's events. Also renews its lease. Raises WorkerGone."""
-
-    async def stats(self) -> dict[str, object]:
-        """A row of /v1/stats `workers`. Raises WorkerGone."""
-
-
-class PoolPort(Protocol):
-    """The pool: which workers exist, and who owns which session. Not on the token path."""
-
-    async def members(self) -> list[Member]: ...
-
-    def worker(self, worker_id: str) -> WorkerPort:
-        """A port to a worker named by the pool. Cheap. The port raises WorkerGone when the worker is no more."""
-
-    async def open_session(
-        self,
-        tenant: str,
-        session_id: str,
-        *,
-        mode: SessionMode,
-        idle_timeout_s: float | None,
-        capacity_tokens: int | None,
-    ) -> Placement:
-        """Raises SessionExists, NoWorker, StoreError, SessionLimit (from actors.ingress.ports)."""
-
-    async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
-        """The owner of an open session, after finding it a new one if the old is dead or is `avoid` and dead by the
-        pool's own knowledge. Raises SessionUnknown, NoWorker, StoreError."""
-
-    async def close_session(self, tenant: str, session_id: str, *, abort_running: bool) -> object:
-        """`SessionClosed`. Raises SessionUnknown, StoreError. Works without a living owner."""
-
-    async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]: ...
-
-    async def get_session(self, tenant: str, session_id: str) -> SessionRecord:
-        """Raises SessionUnknown, StoreError."""
-
-    async def status(self) -> dict[str, object]:
-        """{"workers": [rows of worker stats, dead ones without], "pool": {...}} for /v1/stats."""
-
-
-class SessionLimit(Exception):
-    """Too many sessions (rule S10). The message names the limit."""
+__all__ = ["Ask", "Member", "NoWorker", "Placement", "PoolPort", "SessionLimit", "WorkerGone", "WorkerPort"]

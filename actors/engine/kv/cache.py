@@ -1,7 +1,7 @@
 """Page tables of running requests and slots of sessions; sole user of the page pool.
 
-A running request has a *table*: pages for positions 0 … capacity. A session between turns has a *slot*: the table of its
-last committed turn up to `length`, the number of positions whose KV is valid.
+A running request has a *table*: pages for positions 0 … capacity. A session between turns has a *slot*: the table of
+its last committed turn up to `length`, the number of positions whose KV is valid.
 
 A turn that appends to its session borrows the slot's pages and writes behind `length`:
 

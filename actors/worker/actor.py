@@ -1,0 +1,127 @@
+"""The worker as a Ray actor: a shell, and nothing that computes.
+
+Concurrency groups keep aborts and control off the data path; each group has its own thread and event loop, and what
+they share is thread-safe (mailbox, outbox). A request never waits in Ray's own queue, where an abort could not reach
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors.messages import Abort, Event, Reply, Submit
+from actors.ports import WorkerGone
+from actors.records import SessionStore
+from actors.wire import decode, decode_frame, encode
+from actors.worker.build import build_runner
+from actors.worker.shell import Ask, WorkerShell
+from configs import RemoraConfig, from_tree
+
+logger = logging.getLogger("remora.worker")
+
+WORKER_CONCURRENCY_GROUPS = {"channel": 256, "control": 64}
+_LEASE_LOOK_S = 1.0
+
+
+class WorkerActor:
+    """Created detached by the pool, under a name of its own, with `max_restarts=0`: a new process is a new worker."""
+
+    def __init__(self, worker_id: str, config: dict[str, Any], store: SessionStore) -> None:
+        self._config = from_tree(RemoraConfig, config)
+        runner, bos_id = build_runner(self._config)
+        self._shell = WorkerShell(worker_id, self._config, runner, store, bos_id=bos_id)
+        self._shell.start()
+        self._heard_from_pool_at = time.monotonic()
+        threading.Thread(target=self._watch, name="remora-lease", daemon=True).start()
+
+    async def submit(self, message: bytes) -> None:
+        self._shell.submit(decode(message))
+
+    @ray.method(concurrency_group="channel")
+    async def poll(self, ingress_id: str, acknowledged: int) -> bytes:
+        return await self._shell.poll_frame(ingress_id, acknowledged)
+
+    @ray.method(concurrency_group="control")
+    async def abort(self, message: bytes) -> None:
+        self._shell.abort(decode(message))
+
+    @ray.method(concurrency_group="control")
+    async def ask(self, message: bytes) -> bytes:
+        value = await asyncio.wrap_future(self._shell.ask(decode(message)))
+        return encode(Reply(ask=0, value=value))
+
+    @ray.method(concurrency_group="control")
+    async def stats(self) -> dict[str, object]:
+        return self._shell.stats()
+
+    @ray.method(concurrency_group="control")
+    async def heartbeat(self, pool_id: str) -> dict[str, object]:
+        """Stats, and the pool's sign of life to this worker."""
+        self._heard_from_pool_at = time.monotonic()
+        return self._shell.stats()
+
+    @ray.method(concurrency_group="control")
+    async def sentinel(self) -> None:
+        """Never returns: the call fails the moment this actor dies, which is how the pool learns of it."""
+        await asyncio.Event().wait()
+
+    @ray.method(concurrency_group="control")
+    async def stop(self) -> None:
+        """End every request with reason `shutdown`, hand out their events, stop."""
+        await asyncio.get_running_loop().run_in_executor(None, self._shell.stop)
+
+    def _watch(self) -> None:
+        """A detached actor nobody owns must end by itself; so must one whose loop has died of a bug."""
+        lease_s = self._config.cluster.pool_lease_s
+        while True:
+            time.sleep(_LEASE_LOOK_S)
+            if self._shell.loop_error is not None:
+                logger.critical("the loop died: %r; this worker ends", self._shell.loop_error)
+                os._exit(1)
+            if time.monotonic() - self._heard_from_pool_at > lease_s:
+                logger.error("no pool has spoken for %.0f s; this worker ends", lease_s)
+                os._exit(1)
+
+
+class ActorWorkerPort:
+    """`WorkerPort` over an actor handle."""
+
+    def __init__(self, worker_id: str, handle: Any) -> None:
+        self.worker_id = worker_id
+        self._handle = handle
+        self._acknowledged = 0
+
+    async def submit(self, message: Submit) -> None:
+        await self._call(self._handle.submit, encode(message))
+
+    def tell(self, message: Abort) -> None:
+        # From an empty context: as a child of a request that is being cancelled, the call could be cancelled with it.
+        contextvars.Context().run(self._handle.abort.remote, encode(message))
+
+    async def ask(self, message: Ask) -> object:
+        return decode(await self._call(self._handle.ask, encode(message))).value
+
+    async def poll(self, ingress_id: str) -> list[Event]:
+        frame = await self._call(self._handle.poll, ingress_id, self._acknowledged)
+        if not frame:
+            return []
+        self._acknowledged, events = decode_frame(frame)
+        return events
+
+    async def stats(self) -> dict[str, object]:
+        return dict(await self._call(self._handle.stats))
+
+    async def _call(self, method: Any, *args: object) -> Any:
+        try:
+            return await contextvars.Context().run(method.remote, *args)
+        except RayError as error:
+            raise WorkerGone(f"{self.worker_id}: {type(error).__name__}") from error

@@ -1,0 +1,228 @@
+"""A worker without its actor: engine, loop thread, runner, mailbox, outbox and store effects, put together.
+
+Everything here may be called from any thread. The Ray actor is a thin wrapper around it; tests use it as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+
+from actors.engine.engine import Engine
+from actors.engine.settings import EngineSettings
+from actors.engine.stats import EngineStats
+from actors.messages import Abort, CloseSession, Event, FlushCache, GetSession, OpenSession, Shutdown, Submit
+from actors.records import SessionStore
+from actors.runner.base import ModelRunner, RunnerInfo
+from actors.wire import decode_frame
+from actors.worker.loop import Loop
+from actors.worker.mailbox import Mailbox
+from actors.worker.outbox import Outbox
+from actors.worker.store_effects import StoreEffects
+from configs import RemoraConfig
+
+Ask = Abort | OpenSession | CloseSession | GetSession | FlushCache
+RATE_WINDOW_S = 10.0
+
+
+class WorkerStopped(Exception):
+    """The worker has stopped; nothing will be answered any more."""
+
+
+def engine_settings(config: RemoraConfig, info: RunnerInfo, bos_id: int | None = None) -> EngineSettings:
+    """What the engine must know, from the configuration and from what the runner says of itself."""
+    return EngineSettings(
+        page_size=info.page_size,
+        num_pages=info.num_pages,
+        max_context=info.max_context,
+        vocab_size=info.vocab_size,
+        eos_ids=info.eos_ids,
+        bos_id=bos_id,
+        vocab_bytes=info.vocab_bytes,
+        max_step_tokens=config.engine.max_step_tokens,
+        max_running=config.engine.max_running,
+        max_waiting=config.engine.max_waiting,
+        max_queued_turns=config.engine.max_queued_turns,
+        depth=config.engine.depth,
+        prefix_cache=config.engine.prefix_cache,
+        share_prefix_across_tenants=config.engine.share_prefix_across_tenants,
+        tombstone_s=config.engine.tombstone_s,
+        waiting_timeout_s=config.timeouts.waiting_s,
+        running_timeout_s=config.timeouts.running_s,
+        max_waiting_timeout_s=config.timeouts.max_waiting_s,
+        max_running_timeout_s=config.timeouts.max_running_s,
+        max_deadline_s=config.timeouts.max_deadline_s,
+    )
+
+
+class WorkerShell:
+    """One worker in this process. `start` it, talk to it, `stop` it."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        config: RemoraConfig,
+        runner: ModelRunner,
+        store: SessionStore,
+        *,
+        bos_id: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.worker_id = worker_id
+        self.runner = runner
+        self._clock = clock
+        self._stopped = False
+        self._mailbox = Mailbox()
+        self._outbox = Outbox(config.cluster.ingress_lease_s, clock)
+        self._effects = StoreEffects(store, self._mailbox.put, wall_clock)
+        settings = engine_settings(config, runner.info, bos_id)
+        self._loop = Loop(Engine(settings), runner, self._mailbox, self._outbox, self._effects.perform, clock)
+        self._loop.check_invariants = config.engine.check_invariants
+        self._thread = threading.Thread(target=self._run, name=f"remora-loop-{worker_id}", daemon=True)
+        self._samples: deque[tuple[float, int, int]] = deque()
+        self._sampling = threading.Lock()
+        self.loop_error: BaseException | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, reason: Shutdown | None = None) -> None:
+        """End every request with reason `shutdown`, let its event leave, and stop the loop."""
+        if self._stopped:
+            return
+        self._mailbox.put(reason or Shutdown())
+        self._stopped = True
+        self._loop.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._effects.close()
+        self._outbox.fail_asks(WorkerStopped(self.worker_id))
+        self.runner.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop runs. False after `stop`, and after a bug in the engine ended it."""
+        return self._thread.is_alive()
+
+    # -- data path -------------------------------------------------------------------------------------------------
+
+    def submit(self, message: Submit) -> None:
+        """Take a request. Whatever becomes of it comes back as events of its ingress. Raises WorkerStopped."""
+        if self._stopped or self.loop_error is not None:
+            raise WorkerStopped(self.worker_id)
+        self._outbox.expect(message.ingress)
+        self._mailbox.put(message)
+
+    async def poll_frame(self, ingress: str, acknowledged: int = 0, timeout_s: float = 1.0) -> bytes:
+        """The next frame for an ingress; empty when nothing came for `timeout_s`. See `Outbox.take`."""
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(ready.set)
+
+        frame = self._outbox.take(ingress, acknowledged, wake)
+        if frame is None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(ready.wait(), timeout_s)
+            frame = self._outbox.take(ingress, acknowledged, _nobody)
+        return frame or b""
+
+    async def poll(self, ingress: str, timeout_s: float = 1.0) -> list[Event]:
+        """Events for an ingress, decoded; for use within one process."""
+        frame = await self.poll_frame(ingress, self._acknowledge_all, timeout_s)
+        return decode_frame(frame)[1] if frame else []
+
+    # -- control path ----------------------------------------------------------------------------------------------
+
+    def abort(self, message: Abort) -> None:
+        """Fire and forget: handled before the next plan (rule A3)."""
+        self._mailbox.put(message)
+
+    def ask(self, message: Ask) -> Future[object]:
+        """A control message; the future holds the reply's value, or WorkerStopped."""
+        number, future = self._outbox.new_ask()
+        if self._stopped or self.loop_error is not None:
+            future.set_exception(WorkerStopped(self.worker_id))
+        else:
+            self._mailbox.put(replace(message, ask=number))
+        return future
+
+    def stats(self) -> dict[str, object]:
+        """A row of /v1/stats."""
+        stats, info = self._loop.stats, self.runner.info
+        prefill_rate, decode_rate = self._rates(stats)
+        return {
+            "id": self.worker_id,
+            "node": socket.gethostname(),
+            "pid": os.getpid(),
+            "runner": info.description,
+            "pages": {
+                "free": stats.pages.free,
+                "prefix_only": stats.pages.prefix_only,
+                "session_held": stats.pages.session_held,
+                "request_owned": stats.pages.request_owned,
+                "total": stats.pages.total,
+            },
+            "page_size": stats.page_size,
+            "kv_tokens": stats.pages.total * stats.page_size,
+            "max_context": info.max_context,
+            "waiting": stats.waiting,
+            "running": stats.running,
+            "live": stats.live,
+            "sessions": stats.sessions,
+            "resident_sessions": stats.resident_sessions,
+            "requests_received": stats.received,
+            "ends": [
+                {"outcome": outcome, "reason": reason, "stage": stage, "count": count}
+                for outcome, reason, stage, count in stats.ends
+            ],
+            "steps": stats.steps,
+            "prompt_tokens": stats.prompt_tokens,
+            "cached_tokens": stats.cached_tokens,
+            "prefill_tokens": stats.prefill_tokens,
+            "recomputed_tokens": stats.recomputed_tokens,
+            "output_tokens": stats.output_tokens,
+            "preemptions": stats.preemptions,
+            "evicted_slots": stats.evicted_slots,
+            "rates": {"prefill_tokens_per_s": prefill_rate, "output_tokens_per_s": decode_rate},
+        }
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _acknowledge_all(self) -> int:
+        return 2**62
+
+    def _rates(self, stats: EngineStats) -> tuple[float, float]:
+        with self._sampling:
+            now = self._clock()
+            self._samples.append((now, stats.prefill_tokens, stats.output_tokens))
+            while len(self._samples) > 2 and now - self._samples[1][0] > RATE_WINDOW_S:
+                self._samples.popleft()
+            then, prefill, output = self._samples[0]
+        span = now - then
+        if span <= 0:
+            return 0.0, 0.0
+        return round((stats.prefill_tokens - prefill) / span, 1), round((stats.output_tokens - output) / span, 1)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except BaseException as error:
+            self.loop_error = error
+            self._outbox.fail_asks(WorkerStopped(f"{self.worker_id}: {error!r}"))
+            raise
+
+
+def _nobody() -> None:
+    """The second look of a poll waits for nothing."""

@@ -1,0 +1,95 @@
+"""Performs the engine's effects on the session store, off the loop, and mails the results back."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from actors.engine.effects import (
+    Effect,
+    EffectResult,
+    ForgetSession,
+    LoadSession,
+    SessionForgotten,
+    SessionLoaded,
+    StoreTurn,
+    TurnStored,
+)
+from actors.records import CommitStatus, SessionStore, SessionUnknown, StoreError
+
+logger = logging.getLogger("remora.worker")
+
+
+class StoreEffects:
+    """Turns are committed by one thread in batches: all that gathered while the last batch was being written."""
+
+    def __init__(
+        self, store: SessionStore, mail: Callable[[EffectResult], None], wall_clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._mail = mail
+        self._wall_clock = wall_clock
+        self._turns: queue.SimpleQueue[StoreTurn | None] = queue.SimpleQueue()
+        self._others = ThreadPoolExecutor(max_workers=2, thread_name_prefix="remora-store")
+        self._committer = threading.Thread(target=self._commit_loop, name="remora-commit", daemon=True)
+        self._committer.start()
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case StoreTurn():
+                self._turns.put(effect)
+            case LoadSession():
+                self._others.submit(self._load, effect)
+            case ForgetSession():
+                self._others.submit(self._forget, effect)
+
+    def close(self) -> None:
+        """Finish what was asked, then end the threads."""
+        self._turns.put(None)
+        self._committer.join()
+        self._others.shutdown(wait=True)
+
+    def _commit_loop(self) -> None:
+        while True:
+            first = self._turns.get()
+            batch = [first]
+            while not self._turns.empty():
+                batch.append(self._turns.get())
+            turns = [turn for turn in batch if turn is not None]
+            if turns:
+                self._commit(turns)
+            if len(turns) < len(batch):
+                return
+
+    def _commit(self, turns: list[StoreTurn]) -> None:
+        try:
+            statuses = self._store.commit([turn.commit for turn in turns], self._wall_clock())
+        except StoreError as error:
+            logger.error("storing %d turns failed: %s", len(turns), error)
+            for turn in turns:
+                self._mail(TurnStored(session=turn.session, uid=turn.uid, error=str(error) or "store error"))
+            return
+        for turn, status in zip(turns, statuses, strict=True):
+            self._mail(TurnStored(session=turn.session, uid=turn.uid, stale=status is CommitStatus.STALE))
+
+    def _load(self, effect: LoadSession) -> None:
+        try:
+            record, turns = self._store.load(effect.tenant, effect.session_id, effect.generation)
+            self._mail(SessionLoaded(session=effect.session, record=record, turns=tuple(turns)))
+        except SessionUnknown:
+            self._mail(SessionLoaded(session=effect.session, record=None))
+        except StoreError as error:
+            logger.error("loading session %r failed: %s", effect.session_id, error)
+            self._mail(SessionLoaded(session=effect.session, record=None, error=str(error) or "store error"))
+
+    def _forget(self, effect: ForgetSession) -> None:
+        error = ""
+        try:
+            self._store.close(effect.tenant, effect.session_id, effect.generation)
+        except StoreError as failure:
+            logger.error("forgetting session %r failed: %s", effect.session_id, failure)
+            error = str(failure) or "store error"
+        self._mail(SessionForgotten(session=effect.session, error=error))
