@@ -1,0 +1,260 @@
+"""Drives an engine by hand: the toy runner, a store that answers when told to, and the law checked after every verb."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.engine.core import Output
+from actors.engine.effects import ForgetSession, LoadSession, SessionForgotten, SessionLoaded, StoreTurn, TurnStored
+from actors.engine.engine import Engine
+from actors.engine.invariants import check
+from actors.engine.plan import StepPlan
+from actors.engine.settings import EngineSettings
+from actors.messages import (
+    Abort,
+    AbortReport,
+    CloseSession,
+    Finished,
+    GetSession,
+    OpenSession,
+    Outcome,
+    Reply,
+    SamplingParams,
+    SessionInfo,
+    SessionMode,
+    Submit,
+    Tokens,
+    TurnOf,
+)
+from actors.records import SessionRecord, TurnRecord
+from actors.runner.base import ModelRunner, StepHandle
+from actors.runner.toy import ToyRunner, toy_continuation
+
+
+@dataclass
+class Told:
+    """What an ingress has heard of one attempt."""
+
+    ids: list[int] = field(default_factory=list)
+    end: Finished | None = None
+
+
+@dataclass
+class Row:
+    """A session as the driver's store knows it."""
+
+    record: SessionRecord
+    turns: list[TurnRecord] = field(default_factory=list)
+
+
+class Driver:
+    """`engine` and `runner` with settings of your choice. Effects pile up in `effects` while `hold_store` is set."""
+
+    def __init__(self, runner: ModelRunner | None = None, **settings: Any) -> None:
+        page_size = settings.pop("page_size", 4)
+        kv_tokens = settings.pop("kv_tokens", 1024)
+        max_context = settings.pop("max_context", 512)
+        self.runner = runner or ToyRunner(page_size=page_size, kv_tokens=kv_tokens, max_context=max_context)
+        info = self.runner.info
+        defaults: dict[str, Any] = {"max_step_tokens": 16, "depth": 0}
+        self.engine = Engine(
+            EngineSettings(
+                page_size=info.page_size,
+                num_pages=info.num_pages,
+                max_context=info.max_context,
+                vocab_size=info.vocab_size,
+                vocab_bytes=info.vocab_bytes,
+                eos_ids=info.eos_ids,
+                **{**defaults, **settings},
+            )
+        )
+        self.now = 0.0
+        self.told: dict[str, Told] = {}
+        self.replies: dict[int, object] = {}
+        self.effects: deque[StoreTurn | LoadSession | ForgetSession] = deque()
+        self.hold_store = False
+        self.store_error = ""
+        self.stale = False
+        self.store: dict[tuple[str, str], Row] = {}
+        self.launched: deque[tuple[StepPlan, StepHandle]] = deque()
+        self._generation = 0
+        self._ask = 0
+
+    # -- verbs, each followed by the law ---------------------------------------------------------------------------
+
+    def handle(self, message: Any) -> None:
+        self._hear(self.engine.handle(message, self.now))
+
+    def tick(self, dt: float = 0.0) -> None:
+        """Move the clock and let it ring."""
+        self.now += dt
+        self._hear(self.engine.expire(self.now))
+
+    def launch(self) -> StepPlan | None:
+        """Plan a step and launch it."""
+        plan = self.engine.plan(self.now)
+        check(self.engine)
+        if plan is not None:
+            self.launched.append((plan, self.runner.launch(plan)))
+        return plan
+
+    def commit(self) -> None:
+        """Commit the oldest launched step."""
+        plan, handle = self.launched.popleft()
+        self._hear(self.engine.commit(plan, handle.wait(), self.now))
+
+    def step(self, dt: float = 0.01) -> bool:
+        """Once around the loop, as the worker does it. False when there was nothing to do."""
+        self.tick(dt)
+        plan = self.launch()
+        if self.launched and (plan is None or len(self.launched) > self.engine.settings.depth):
+            self.commit()
+            return True
+        return plan is not None
+
+    def run(self, steps: int = 2000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(steps):
+            if not self.step():
+                return
+        raise AssertionError(f"still busy after {steps} steps")
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def submit(self, key: str, prompt: list[int] | range, max_tokens: int | None = 8, **fields: Any) -> Told:
+        sampling = fields.pop("sampling", None) or SamplingParams(max_tokens=max_tokens)
+        fields.setdefault("rid", key)
+        fields.setdefault("tenant", "t")
+        fields.setdefault("ingress", "i")
+        self.told[key] = Told()
+        self.handle(Submit(key=key, input_ids=tuple(prompt), sampling=sampling, **fields))
+        return self.told[key]
+
+    def open(self, session_id: str = "s", mode: SessionMode = SessionMode.STREAMING, **fields: Any) -> SessionRecord:
+        """Create a session in the store and tell the engine, as the pool does."""
+        self._generation += 1
+        record = SessionRecord(
+            tenant="t",
+            session_id=session_id,
+            generation=self._generation,
+            epoch=1,
+            owner="w",
+            mode=mode,
+            idle_timeout_s=fields.pop("idle_timeout_s", None),
+            capacity_tokens=fields.pop("capacity_tokens", None),
+            turns=0,
+            tokens=0,
+            last_active_at=0.0,
+        )
+        self.store[("t", session_id)] = Row(record)
+        self.ask(
+            OpenSession,
+            session_id=session_id,
+            generation=record.generation,
+            epoch=1,
+            mode=mode,
+            idle_timeout_s=record.idle_timeout_s,
+            capacity_tokens=record.capacity_tokens,
+        )
+        return record
+
+    def turn(self, key: str, prompt: list[int] | range, max_tokens: int | None = 8, **fields: Any) -> Told:
+        """Submit a turn of session `s` (or `session_id`)."""
+        session_id = fields.pop("session_id", "s")
+        record = self.store[("t", session_id)].record
+        names = ("from_head", "parent", "replace", "drop_previous_output", "offset", "on_busy", "create")
+        turn = {name: fields.pop(name) for name in names if name in fields}
+        if "parent" in turn:
+            turn.setdefault("from_head", False)
+        of = TurnOf(
+            session_id=session_id,
+            generation=fields.pop("generation", record.generation),
+            epoch=fields.pop("epoch", record.epoch),
+            **turn,
+        )
+        return self.submit(key, prompt, max_tokens, turn=of, **fields)
+
+    def ask(self, kind: Any, **fields: Any) -> Any:
+        """Send a control message; its answer, or None while there is none."""
+        self._ask += 1
+        self.handle(kind(tenant="t", ask=self._ask, **fields))
+        return self.replies.get(self._ask)
+
+    def abort(self, **fields: Any) -> AbortReport:
+        report = self.ask(Abort, **fields)
+        assert isinstance(report, AbortReport)
+        return report
+
+    def close(self, session_id: str = "s", **fields: Any) -> Any:
+        row = self.store.get(("t", session_id))
+        generation = row.record.generation if row else 0
+        return self.ask(CloseSession, session_id=session_id, generation=generation, **fields)
+
+    def info(self, session_id: str = "s") -> SessionInfo | None:
+        info = self.ask(GetSession, session_id=session_id)
+        assert info is None or isinstance(info, SessionInfo)
+        return info
+
+    # -- the store -------------------------------------------------------------------------------------------------
+
+    def answer_store(self) -> None:
+        """Perform the oldest held effect."""
+        effect = self.effects.popleft()
+        match effect:
+            case StoreTurn():
+                self.handle(self._store_turn(effect))
+            case LoadSession():
+                self.handle(self._load(effect))
+            case ForgetSession():
+                row = self.store.get((effect.tenant, effect.session_id))
+                if row is not None and row.record.generation == effect.generation:
+                    del self.store[(effect.tenant, effect.session_id)]
+                self.handle(SessionForgotten(session=effect.session, error=self.store_error))
+
+    def _store_turn(self, effect: StoreTurn) -> TurnStored:
+        if self.store_error or self.stale:
+            return TurnStored(session=effect.session, uid=effect.uid, stale=self.stale, error=self.store_error)
+        row = self.store[(effect.commit.tenant, effect.commit.session_id)]
+        row.turns = [turn for turn in row.turns if turn.rid not in effect.commit.turn.dropped]
+        row.turns.append(effect.commit.turn)
+        return TurnStored(session=effect.session, uid=effect.uid)
+
+    def _load(self, effect: LoadSession) -> SessionLoaded:
+        row = self.store.get((effect.tenant, effect.session_id))
+        if self.store_error:
+            return SessionLoaded(session=effect.session, record=None, error=self.store_error)
+        if row is None or row.record.generation != effect.generation:
+            return SessionLoaded(session=effect.session, record=None)
+        return SessionLoaded(session=effect.session, record=row.record, turns=tuple(row.turns))
+
+    def _hear(self, outputs: list[Output]) -> None:
+        check(self.engine)
+        for output in outputs:
+            match output:
+                case Tokens():
+                    told = self.told[output.key]
+                    assert told.end is None, "E1: a token after the end"
+                    assert output.index == len(told.ids), "events carry an index without gaps"
+                    told.ids.extend(output.ids)
+                case Finished():
+                    told = self.told[output.key]
+                    assert told.end is None, "E1: a second end"
+                    assert output.completion_tokens == len(told.ids), "E5: usage counts what was delivered"
+                    told.end = output
+                case Reply():
+                    self.replies[output.ask] = output.value
+                case _:
+                    self.effects.append(output)
+        while self.effects and not self.hold_store:
+            self.answer_store()
+
+
+def committed(told: Told) -> bool:
+    return told.end is not None and told.end.outcome is not Outcome.ABORT
+
+
+def expected(prompt: list[int], num_tokens: int) -> list[int]:
+    """REF: what a fresh engine would answer."""
+    return toy_continuation(list(prompt), num_tokens)
