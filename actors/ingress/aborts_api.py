@@ -1,0 +1,101 @@
+"""POST /v1/aborts: end requests wherever they are (rules A1 to A5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from actors.ingress.core import DEFAULT_TENANT, Ingress
+from actors.ingress.errors import Invalid
+from actors.ingress.plain_routes import JsonAnswer, body_fields
+from actors.ingress.ports import WorkerGone
+from actors.ingress.running import Running
+from actors.ingress.validate import Fields, check_identifier
+from actors.messages import Abort, AbortReport, Reason, Stage
+
+MAX_RIDS = 10_000
+WORKER_ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a worker said, or None when it is gone (and its requests with it) or did not answer in time."""
+
+    worker_id: str
+    report: AbortReport | None
+    silent: bool = False
+
+
+async def abort_requests(ingress: Ingress, request: Request) -> Response:
+    """Body: any of "rid", "rids", "session", "prefix", "all". Unknown names are no error (rule A4)."""
+    message = read_abort(await body_fields(ingress, request))
+    parked = [
+        running for running in tuple(ingress.router.running) if not running.submitted and _matches(running, message)
+    ]
+    for running in parked:
+        running.end_here(Reason.CLIENT_ABORT, "Aborted by the client.")
+    members = await ingress.router.members(fresh=True)
+    found = await asyncio.gather(*(_ask(ingress, member.worker_id, message) for member in members))
+    return JsonAnswer(merged(message, [running.call.submit.rid for running in parked], found))
+
+
+def read_abort(fields: Fields) -> Abort:
+    """Raises Invalid naming the field, also when nothing is selected."""
+    rid = fields.identifier("rid")
+    listed = fields.items("rids", most=MAX_RIDS) or []
+    rids = tuple(check_identifier(item, f"rids[{index}]") for index, item in enumerate(listed))
+    message = Abort(
+        tenant=DEFAULT_TENANT,
+        rids=(rid, *rids) if rid is not None else rids,
+        session_id=fields.identifier("session"),
+        rid_prefix=fields.identifier("prefix"),
+        all=fields.flag("all"),
+    )
+    if not (message.rids or message.session_id or message.rid_prefix or message.all):
+        raise Invalid("rid", "Name what to abort: `rid`, `rids`, `session`, `prefix` or `all`.")
+    return message
+
+
+def merged(message: Abort, parked_rids: list[str], found: Iterable[Found]) -> dict[str, object]:
+    """One report out of all: a name is unknown when no worker knows it. `unreachable`: workers that were told but have
+    not answered, so that what runs there may be missing from the report."""
+    hit = [{"rid": rid, "stage": Stage.ROUTING.value, "worker": None} for rid in parked_rids]
+    ended: dict[str, None] = {}
+    unreachable: list[str] = []
+    for one in found:
+        if one.silent:
+            unreachable.append(one.worker_id)
+        if one.report is not None:
+            hit += [{"rid": h.rid, "stage": h.stage.value, "worker": one.worker_id} for h in one.report.hit]
+            ended.update(dict.fromkeys(one.report.already_ended))
+    known = {str(entry["rid"]) for entry in hit}
+    return {
+        "object": "abort.report",
+        "hit": hit,
+        "already_ended": [rid for rid in ended if rid not in known],
+        "unknown": [rid for rid in dict.fromkeys(message.rids) if rid not in known and rid not in ended],
+        "unreachable": unreachable,
+    }
+
+
+def _matches(running: Running, message: Abort) -> bool:
+    submit, use = running.call.submit, running.call.session
+    if submit.tenant != message.tenant:
+        return False
+    in_session = use is not None and message.session_id is not None and use.session_id == message.session_id
+    by_prefix = message.rid_prefix is not None and submit.rid.startswith(message.rid_prefix)
+    return message.all or submit.rid in message.rids or in_session or by_prefix
+
+
+async def _ask(ingress: Ingress, worker_id: str, message: Abort) -> Found:
+    try:
+        answer = await asyncio.wait_for(ingress.pool.worker(worker_id).ask(message), WORKER_ANSWER_S)
+    except WorkerGone:
+        return Found(worker_id, None)
+    except asyncio.TimeoutError:
+        return Found(worker_id, None, silent=True)
+    return Found(worker_id, answer if isinstance(answer, AbortReport) else None)

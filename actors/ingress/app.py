@@ -1,0 +1,68 @@
+"""The ASGI application: routes around an `Ingress`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from actors.ingress import aborts_api, service_api, sessions_api
+from actors.ingress.chat_endpoint import ChatEndpoint
+from actors.ingress.core import Ingress
+from actors.ingress.errors import Invalid
+from actors.ingress.http_io import request_id_of
+from actors.ingress.plain_routes import Handler, error_answer, plain
+
+
+def build_app(ingress: Ingress) -> Starlette:
+    """When the server ends the application's lifespan, what still runs ends with `Reason.SHUTDOWN`."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await ingress.close()
+
+    return Starlette(routes=_routes(ingress), lifespan=lifespan, exception_handlers={HTTPException: _http_error})
+
+
+def _routes(ingress: Ingress) -> list[BaseRoute]:
+    def route(path: str, method: str, handler: Handler) -> Route:
+        return Route(path, plain(ingress, handler), methods=[method])
+
+    one_session = "/v1/sessions/{session_id:path}"
+    return [
+        Route("/v1/chat/completions", ChatEndpoint(ingress), methods=["POST"]),
+        route("/v1/sessions", "POST", sessions_api.open_session),
+        route("/v1/sessions", "GET", sessions_api.list_sessions),
+        route(one_session, "GET", sessions_api.get_session),
+        route(one_session, "DELETE", sessions_api.close_session),
+        route("/v1/aborts", "POST", aborts_api.abort_requests),
+        route("/v1/models", "GET", service_api.list_models),
+        route("/v1/models/{model:path}", "GET", service_api.get_model),
+        route("/v1/stats", "GET", service_api.stats),
+        route("/health", "GET", service_api.health),
+        route("/metrics", "GET", service_api.exposition),
+        route("/", "GET", service_api.root),
+    ]
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, in the one error body."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    texts = {404: "There is no such route.", 405: "This route does not take this method."}
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    invalid = Invalid(
+        None,
+        texts.get(status, "The request cannot be answered."),
+        code=codes.get(status, "invalid_value"),
+        status=status,
+    )
+    answer = error_answer(invalid, request_id_of(request.headers))
+    if isinstance(error, HTTPException) and error.headers:
+        answer.headers.update(error.headers)
+    return answer

@@ -1,0 +1,113 @@
+"""The ingress without HTTP: what all routes share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from actors.ingress.chat_messages import text_bytes
+from actors.ingress.errors import ApiError, Invalid
+from actors.ingress.metrics import Metrics
+from actors.ingress.openai_chat import ChatRequest
+from actors.ingress.ports import PoolPort
+from actors.ingress.routing import Call, Router
+from actors.ingress.text import TextModel
+from actors.messages import Reason, Submit
+from configs.schema import RemoraConfig
+
+DEFAULT_TENANT = "default"
+INLINE_RENDER_BYTES = 4096
+"""Texts up to this size are tokenised on the event loop: handing them to a thread would cost more."""
+
+
+class Ingress:
+    """One ingress replica: its router, metrics and tokeniser threads. Stateless but for caches (any replica can
+    serve any turn)."""
+
+    def __init__(
+        self,
+        pool: PoolPort,
+        text: TextModel,
+        config: RemoraConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.text = text
+        self.config = config
+        self.clock = clock
+        self.metrics = Metrics()
+        self.router = Router(pool, cluster=config.cluster, timeouts=config.timeouts, clock=clock)
+        self.started_at = int(time.time())
+        self._tokenisers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
+
+    @property
+    def pool(self) -> PoolPort:
+        return self.router.pool
+
+    async def prepare(self, request: ChatRequest) -> Call:
+        """Tokenise. Raises ApiError for what the template refuses and for what cannot fit."""
+        size = text_bytes(request.messages)
+        most = self.text.max_context * self.text.max_token_bytes
+        if size > most:
+            message = (
+                f"The messages are {size} bytes of text; a context of {self.text.max_context} tokens never holds it."
+            )
+            raise ApiError(Reason.TOO_LARGE, message, param="messages")
+        render = self._render_session if request.session is not None else self._render_plain
+        try:
+            if size <= INLINE_RENDER_BYTES:
+                ids = render(request)
+            else:
+                ids = await asyncio.get_running_loop().run_in_executor(self._tokenisers, render, request)
+        except ValueError as error:
+            raise Invalid("messages", f"The model's chat template refuses these messages: {error}") from error
+        return Call(_submit(request, ids), request.session, request.affinity)
+
+    async def close(self) -> None:
+        """End what runs with `Reason.SHUTDOWN`. Nothing can be started afterwards."""
+        await self.router.stop()
+        self._tokenisers.shutdown(wait=False, cancel_futures=True)
+
+    def stats(self) -> dict[str, object]:
+        """The `ingress` part of /v1/stats."""
+        return {
+            "id": self.router.ingress_id,
+            "model": self.text.name,
+            "open_requests": self.metrics.open_requests,
+            "running": len(self.router.running),
+            "lines": self.router.channels.open_lines(),
+            "cached_placements": self.router.cached_placements,
+        }
+
+    def _render_plain(self, request: ChatRequest) -> dict[str, Any]:
+        return {"input_ids": tuple(self.text.template.render_root(request.messages))}
+
+    def _render_session(self, request: ChatRequest) -> dict[str, Any]:
+        """Both forms, because only the worker knows whether there is history to append to."""
+        root = tuple(self.text.template.render_root(request.messages))
+        assert request.session is not None
+        if not request.session.from_head and request.session.parent is None:
+            return {"input_ids": root, "root_ids": root}
+        turn = self.text.template.render_turn(request.messages)
+        return {"input_ids": tuple(turn.input_ids), "root_ids": root, "close_ids": tuple(turn.close_ids)}
+
+
+def _submit(request: ChatRequest, ids: dict[str, Any]) -> Submit:
+    return Submit(
+        key="",
+        ingress="",
+        rid=request.rid,
+        tenant=DEFAULT_TENANT,
+        sampling=request.sampling,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        digest=request.digest,
+        waiting_timeout_s=request.waiting_timeout_s,
+        running_timeout_s=request.running_timeout_s,
+        deadline_s=request.deadline_s,
+        idempotent=request.named,
+        **ids,
+    )

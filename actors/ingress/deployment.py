@@ -1,0 +1,52 @@
+"""The ingress as a Serve deployment. The only file of the ingress that knows Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ray import serve
+from starlette.applications import Starlette
+
+from actors.ingress.app import build_app
+from actors.ingress.core import Ingress
+from actors.ingress.ports import PoolPort
+from actors.ingress.text import TextModel
+from configs import RemoraConfig
+from configs.load import from_tree
+
+PoolPortFactory = Callable[[Any], PoolPort]
+"""Makes the ingress's port to the pool out of the pool's deployment handle."""
+TextFactory = Callable[[RemoraConfig], TextModel]
+"""Loads what the ingress must know of the model: tokeniser, template, sizes."""
+
+MAX_ONGOING_REQUESTS = 10_000
+"""Admission is the workers' business (429): Serve must never make a request wait where an abort cannot reach it."""
+
+
+@serve.deployment(
+    name="ingress",
+    max_ongoing_requests=MAX_ONGOING_REQUESTS,
+    ray_actor_options={"num_cpus": 0},
+    graceful_shutdown_wait_loop_s=0.1,
+    graceful_shutdown_timeout_s=30.0,
+)
+@serve.ingress()
+class IngressDeployment:
+    """`IngressDeployment.bind(pool_port_factory, pool_handle, text_factory, config_tree)`.
+
+    The factories are passed in because the pool's adapter and the model's location are the cluster's business.
+    """
+
+    def __init__(
+        self,
+        pool_port_factory: PoolPortFactory,
+        pool_handle: Any,
+        text_factory: TextFactory,
+        config_tree: dict[str, Any],
+    ) -> None:
+        config = from_tree(RemoraConfig, config_tree)
+        self._ingress = Ingress(pool_port_factory(pool_handle), text_factory(config), config)
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        return build_app(self._ingress)

@@ -1,0 +1,73 @@
+"""Reading bodies and writing plain JSON answers over ASGI."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.types import Receive, Send
+
+from actors.ingress.errors import ApiError, Invalid
+
+MAX_REQUEST_ID = 128
+
+
+class ClientGone(Exception):
+    """The client closed before its body was read."""
+
+
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """The client's X-Request-Id when it is fit for one log line, else one of ours."""
+    given = headers.get("x-request-id", "")
+    if 0 < len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable():
+        return given
+    return f"req-{secrets.token_hex(12)}"
+
+
+async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> bytes:
+    """The whole body. Raises Invalid (413) when it is longer than the limit, ClientGone when it never ends."""
+    announced = headers.get("content-length", "")
+    if announced.isascii() and announced.isdigit() and int(announced[:20]) > limit_bytes:
+        raise _too_long(limit_bytes)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit_bytes:
+            raise _too_long(limit_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def send_start(send: Send, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+    raw = [(b"content-type", content_type.encode())]
+    raw += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+async def send_whole(
+    send: Send, status: int, body: bytes, headers: Mapping[str, str], content_type: str = "application/json"
+) -> None:
+    await send_start(send, status, content_type, {"content-length": str(len(body)), **headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def send_json(send: Send, status: int, tree: Any, headers: Mapping[str, str]) -> None:
+    await send_whole(send, status, orjson.dumps(tree), headers)
+
+
+async def send_error(send: Send, error: ApiError, request_id: str, headers: Mapping[str, str]) -> None:
+    await send_json(send, error.status, error.body(request_id), {**headers, **error.headers()})
+
+
+def _too_long(limit_bytes: int) -> Invalid:
+    message = f"The body is longer than {limit_bytes} bytes."
+    return Invalid(None, message, code="request_too_large", status=413)

@@ -1,0 +1,105 @@
+"""Prometheus metrics of one ingress. Session ids and request ids are never labels: their number has no bound.
+
+Every request received is counted once in `remora_requests_received_total` and once, when it ends, in
+`remora_requests_ended_total` by outcome, reason and stage (rule E6); in between it is in `remora_requests_in_flight`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from actors.messages import Finished, Outcome, Reason, Stage
+
+_FIRST_TOKEN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_BETWEEN_TOKENS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_WHOLE_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """The counters, in a registry of their own."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        self._registry = registry
+        self.received = Counter("remora_requests_received", "Requests received.", registry=registry)
+        self.in_flight = Gauge("remora_requests_in_flight", "Requests received and not ended yet.", registry=registry)
+        self.ended = Counter(
+            "remora_requests_ended",
+            "Requests ended, by outcome, reason and stage.",
+            ["outcome", "reason", "stage"],
+            registry=registry,
+        )
+        self.tokens = Counter("remora_tokens", "Tokens of ended requests, by kind.", ["kind"], registry=registry)
+        self.retries = Counter("remora_attempts_repeated", "Attempts made again elsewhere.", registry=registry)
+        self.first_token = _histogram(registry, "remora_time_to_first_token_seconds", _FIRST_TOKEN_S)
+        self.between_tokens = _histogram(registry, "remora_inter_token_seconds", _BETWEEN_TOKENS_S)
+        self.whole = _histogram(registry, "remora_request_seconds", _WHOLE_S)
+        self._open = 0
+
+    def request(self, clock: Callable[[], float] = time.monotonic) -> RequestMeter:
+        return RequestMeter(self, clock)
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+    @property
+    def open_requests(self) -> int:
+        return self._open
+
+    def _begin(self) -> None:
+        self._open += 1
+        self.received.inc()
+        self.in_flight.inc()
+
+    def _end(self, outcome: Outcome, reason: Reason | None, stage: Stage | None) -> None:
+        self._open -= 1
+        self.in_flight.dec()
+        self.ended.labels(outcome.value, reason.value if reason else "", stage.value if stage else "").inc()
+
+
+class RequestMeter:
+    """One request's measurements. Ends once; a second end is ignored, because ends may race with disconnects."""
+
+    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self.arrived = clock()
+        self._last_token: float | None = None
+        self.ended = False
+        metrics._begin()
+
+    def elapsed_s(self) -> float:
+        return self._clock() - self.arrived
+
+    def tokens(self, count: int) -> None:
+        """Output tokens came in."""
+        now = self._clock()
+        if self._last_token is None:
+            self._metrics.first_token.observe(now - self.arrived)
+        else:
+            self._metrics.between_tokens.observe((now - self._last_token) / count)
+        self._last_token = now
+
+    def end(self, outcome: Outcome, reason: Reason | None = None, stage: Stage | None = None) -> None:
+        if not self.ended:
+            self.ended = True
+            self._metrics.whole.observe(self.elapsed_s())
+            self._metrics._end(outcome, reason, stage)
+
+    def end_with(self, finished: Finished) -> None:
+        """The worker's own account of the end, token counts included."""
+        if not self.ended:
+            counted = self._metrics.tokens
+            counted.labels("prompt").inc(finished.prompt_tokens)
+            counted.labels("cached").inc(finished.cached_tokens)
+            counted.labels("completion").inc(finished.completion_tokens)
+        self.end(finished.outcome, finished.reason, finished.stage)
+
+
+def _histogram(registry: CollectorRegistry, name: str, buckets: tuple[float, ...]) -> Histogram:
+    return Histogram(name, name.removeprefix("remora_").replace("_", " "), buckets=buckets, registry=registry)

@@ -1,0 +1,67 @@
+"""What the routes other than the streaming ones share: a JSON body in, a JSON answer out, errors as E4 says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from actors.ingress.core import Ingress
+from actors.ingress.errors import GENERIC_INTERNAL, ApiError
+from actors.ingress.http_io import ClientGone, read_body, request_id_of
+from actors.ingress.ports import NoWorker
+from actors.ingress.validate import Fields, parse_object
+from actors.messages import Reason, Stage
+from actors.records import StoreError
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Ingress, Request], Awaitable[Response]]
+
+
+class JsonAnswer(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def plain(ingress: Ingress, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """The Starlette endpoint of a handler: every error becomes the one error body."""
+
+    async def endpoint(request: Request) -> Response:
+        request_id = request_id_of(request.headers)
+        try:
+            answer = await handler(ingress, request)
+        except ApiError as error:
+            answer = error_answer(error, request_id)
+        except NoWorker:
+            text = "No worker is ready. Please try again."
+            answer = error_answer(ApiError(Reason.WORKER_LOST, text, stage=Stage.ROUTING), request_id)
+        except StoreError as failure:
+            log.error("the session store failed: %s", failure)
+            text = "The session store cannot be reached. Please try again."
+            answer = error_answer(ApiError(Reason.INTERNAL, text, stage=Stage.ROUTING), request_id)
+        except ClientGone:
+            answer = Response(status_code=499)  # Nobody is there to see it.
+        except Exception:
+            log.exception("%s %s failed", request.method, request.scope.get("route"))
+            answer = error_answer(ApiError(Reason.INTERNAL, GENERIC_INTERNAL), request_id)
+        answer.headers["x-request-id"] = request_id
+        return answer
+
+    return endpoint
+
+
+def error_answer(error: ApiError, request_id: str) -> JsonAnswer:
+    return JsonAnswer(error.body(request_id), error.status, headers=error.headers())
+
+
+async def body_fields(ingress: Ingress, request: Request, *, optional: bool = False) -> Fields:
+    """The body as an object; with `optional` an empty body is an empty object."""
+    body = await read_body(request.headers, request.receive, ingress.config.ingress.max_body_bytes)
+    return Fields({}) if optional and not body.strip() else Fields(parse_object(body))

@@ -1,0 +1,203 @@
+"""From a request to a worker: placing, submitting, and doing both again until the first token.
+
+`Router` holds what requests share (placements, members, channels). `Running` is one request on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from actors.ingress import placement
+from actors.ingress.channel import Channels
+from actors.ingress.errors import ApiError
+from actors.ingress.metrics import RequestMeter
+from actors.ingress.ports import Member, NoWorker, Placement, PoolPort, SessionLimit
+from actors.ingress.running import Running
+from actors.messages import OnBusy, Reason, SessionMode, Stage, Submit, TurnOf
+from actors.records import SessionExists, SessionUnknown, StoreError
+from configs.schema import ClusterConfig, TimeoutConfig
+
+MAX_CACHED_PLACEMENTS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionUse:
+    """What a request asks of a session: everything of `TurnOf` that the caller decides, and how to open it."""
+
+    session_id: str
+    mode: SessionMode | None = None
+    from_head: bool = True
+    parent: str | None = None
+    replace: bool = False
+    drop_previous_output: bool = False
+    offset: int | None = None
+    on_busy: OnBusy = OnBusy.REJECT
+    create: bool = False
+    idle_timeout_s: float | None = None
+    capacity_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request ready to be placed. `submit` has no key, ingress or turn yet: each attempt has its own.
+
+    `affinity`: for requests without a session, what they share a prefix by (rule P5).
+    """
+
+    submit: Submit
+    session: SessionUse | None = None
+    affinity: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an attempt goes. `cached`: decided by what this ingress remembered, which may be old."""
+
+    worker_id: str
+    turn: TurnOf | None = None
+    cached: bool = False
+
+
+class Router:
+    """Places requests. Raises ApiError for what no retry can mend, NoWorker and WorkerGone for what one may."""
+
+    def __init__(
+        self,
+        pool: PoolPort,
+        *,
+        cluster: ClusterConfig,
+        timeouts: TimeoutConfig,
+        park_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ingress_id = f"ingress-{uuid.uuid4().hex[:12]}"
+        self.pool = pool
+        self.channels = Channels(pool, self.ingress_id, patience_s=cluster.dead_s)
+        self.timeouts = timeouts
+        self.park_s = park_s
+        self.clock = clock
+        self.running: set[Running] = set()
+        self._members_ttl_s = cluster.heartbeat_s
+        self._members: list[Member] = []
+        self._members_at: float | None = None
+        self._members_lock = asyncio.Lock()
+        self._placements: OrderedDict[tuple[str, str], Placement] = OrderedDict()
+
+    def start(self, call: Call, meter: RequestMeter, on_retry: Callable[[], None]) -> Running:
+        return Running(self, call, meter, on_retry)
+
+    async def members(self, *, fresh: bool = False) -> list[Member]:
+        """The workers, at most a heartbeat old (or asked for now)."""
+        async with self._members_lock:
+            now = self.clock()
+            if fresh or self._members_at is None or now - self._members_at >= self._members_ttl_s:
+                self._members = await self.pool.members()
+                self._members_at = self.clock()
+            return self._members
+
+    async def target(self, call: Call, avoid: str | None) -> Target:
+        """Where the next attempt goes; `avoid` is the worker that the last one failed on."""
+        if call.session is None:
+            return await self._stateless(call.affinity, avoid)
+        tenant, use = call.submit.tenant, call.session
+        known = self._placements.get((tenant, use.session_id)) if avoid is None else None
+        found = known or await self._find(tenant, use, avoid)
+        self.remember(found)
+        _check_mode(found, use)
+        return Target(found.worker_id, _turn_of(found, use), cached=known is not None)
+
+    def remember(self, found: Placement) -> None:
+        key = (found.session.tenant, found.session.session_id)
+        self._placements[key] = found
+        self._placements.move_to_end(key)
+        if len(self._placements) > MAX_CACHED_PLACEMENTS:
+            self._placements.popitem(last=False)
+
+    def forget(self, tenant: str, session_id: str) -> None:
+        self._placements.pop((tenant, session_id), None)
+
+    @property
+    def cached_placements(self) -> int:
+        return len(self._placements)
+
+    async def stop(self) -> None:
+        """End every request with `Reason.SHUTDOWN`, then the channels."""
+        for running in list(self.running):
+            running.end_here(Reason.SHUTDOWN, "The server is shutting down.")
+        await self.channels.stop()
+
+    async def _stateless(self, affinity: str | None, avoid: str | None) -> Target:
+        members = placement.ready(await self.members(fresh=avoid is not None))
+        others = [member for member in members if member.worker_id != avoid]
+        mine = self.channels.open_lines()
+        loads = {m.worker_id: max(m.load, mine.get(m.worker_id, 0)) for m in others or members}
+        worker_id = placement.choose(affinity, loads)
+        if worker_id is None:
+            raise NoWorker("no worker is ready")
+        return Target(worker_id)
+
+    async def _find(self, tenant: str, use: SessionUse, avoid: str | None) -> Placement:
+        if use.create and avoid is None:
+            try:
+                return await self.open_session(tenant, use.session_id, use)
+            except SessionExists:
+                pass  # The worker decides whether it has history (rule S14).
+        try:
+            return await self.pool.place(tenant, use.session_id, avoid=avoid)
+        except SessionUnknown:
+            raise ApiError(
+                Reason.SESSION_UNKNOWN,
+                "No session of this id is open. Open it with POST /v1/sessions, or set `session.create`.",
+                param="session.id",
+                stage=Stage.ROUTING,
+            ) from None
+        except StoreError as error:
+            raise store_failed() from error
+
+    async def open_session(self, tenant: str, session_id: str, use: SessionUse) -> Placement:
+        """Raises SessionExists, NoWorker, ApiError."""
+        try:
+            found = await self.pool.open_session(
+                tenant,
+                session_id,
+                mode=use.mode or SessionMode.TREE,
+                idle_timeout_s=use.idle_timeout_s,
+                capacity_tokens=use.capacity_tokens,
+            )
+        except SessionLimit as error:
+            raise ApiError(Reason.SESSION_CAPACITY, str(error), param="session", stage=Stage.ROUTING) from None
+        except StoreError as error:
+            raise store_failed() from error
+        self.remember(found)
+        return found
+
+
+def store_failed() -> ApiError:
+    message = "The session store cannot be reached, so the session's history cannot be had. Please try again."
+    return ApiError(Reason.INTERNAL, message, stage=Stage.ROUTING)
+
+
+def _check_mode(found: Placement, use: SessionUse) -> None:
+    if use.mode is not None and found.session.mode is not use.mode:
+        message = f"This session is open in mode {found.session.mode.value!r}."
+        raise ApiError(Reason.INVALID, message, param="session.mode", stage=Stage.ROUTING)
+
+
+def _turn_of(found: Placement, use: SessionUse) -> TurnOf:
+    return TurnOf(
+        session_id=use.session_id,
+        generation=found.session.generation,
+        epoch=found.session.epoch,
+        from_head=use.from_head,
+        parent=use.parent,
+        replace=use.replace,
+        drop_previous_output=use.drop_previous_output,
+        offset=use.offset,
+        on_busy=use.on_busy,
+        create=use.create,
+    )

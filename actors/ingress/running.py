@@ -1,0 +1,276 @@
+"""One request on its way through workers: attempts until the first token, then one worker to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from actors.ingress.channel import Batch, Line, Pump, spawn
+from actors.ingress.errors import ApiError
+from actors.ingress.metrics import RequestMeter
+from actors.ingress.ports import NoWorker, WorkerGone
+from actors.messages import Abort, Finished, Outcome, Reason, Stage, Submit
+
+if TYPE_CHECKING:
+    from actors.ingress.routing import Call, Router, Target
+
+MAX_REDIRECTS = 8
+FIRST_BACKOFF_S = 0.02
+MAX_BACKOFF_S = 1.0
+
+_ELSEWHERE = frozenset({Reason.WORKER_LOST, Reason.WORKER_DRAINING})
+"""Refusals that another worker may not give: a request without a token yet is tried again, unseen by the client."""
+
+
+class Running:
+    """Take batches with `take` until one has an end; call `abandon` in a `finally`, whatever happened.
+
+    Whoever ends it, the end is told to the meter once: by the worker's own account where there is one, also when
+    nobody listens any more.
+    """
+
+    def __init__(self, router: Router, call: Call, meter: RequestMeter, on_retry: Callable[[], None]) -> None:
+        self.call = call
+        self.worker_id: str | None = None
+        self.delivered = 0
+        self.stage = Stage.ROUTING
+        self._router = router
+        self._meter = meter
+        self._on_retry = on_retry
+        self._placing: asyncio.Task[None] | None = None
+        self._line: Line | None = None
+        self._target: Target | None = None
+        self._pump: Pump | None = None
+        self._avoid: str | None = None
+        self._redirects = 0
+        self._backoff_s = FIRST_BACKOFF_S
+        self._ended_here: asyncio.Future[Finished] | None = None
+        self._over = False
+        router.running.add(self)
+
+    @property
+    def submitted(self) -> bool:
+        """Whether a worker has it, or may have it."""
+        return self._line is not None
+
+    async def take(self, *, hold_s: float = 0.0, timeout_s: float | None = None) -> Batch:
+        """New ids, or the end, or (after `timeout_s`) nothing. Never raises for a worker's death: that is an end.
+
+        Raises ApiError when no worker can be found to begin with.
+        """
+        while True:
+            if self._ended_here is not None and self._ended_here.done():
+                return self._finish(self._ended_here.result(), ())
+            if self._line is None or self._placing is not None:
+                if not await self._placed(timeout_s):
+                    return Batch()
+                continue
+            try:
+                batch = await self._line.take(hold_s=hold_s, timeout_s=timeout_s)
+            except WorkerGone as gone:
+                batch = Batch((), self._lost(str(gone)))
+            if batch.end is not None and self._may_repeat(batch):
+                await self._back_off(batch.end)
+                continue
+            return self._account(batch)
+
+    def on_backlog(self, told: Callable[[int], None]) -> None:
+        """Have `told` called with the number of ids that wait (rule A8)."""
+        if self._line is not None:
+            self._line.on_backlog = told
+
+    def end_here(self, reason: Reason, message: str) -> None:
+        """End it from this side, while somebody still listens: the next `take` returns the end."""
+        if self._over:
+            return
+        self._tell_abort(reason)
+        end = self._own_end(reason, message)
+        self._ended_here = asyncio.get_running_loop().create_future()
+        self._ended_here.set_result(end)
+        if self._line is not None:
+            self._line.push(end)
+        elif self._placing is not None:
+            self._placing.cancel()
+
+    def abandon(self, reason: Reason = Reason.CLIENT_DISCONNECT) -> None:
+        """Nobody listens any more. Ends the request at its worker unless it has ended; exactly one abort is sent.
+
+        A submit under way is not cancelled: its answer is the end that the meter waits for, and should the abort be
+        there first, the worker remembers it (rule A5).
+        """
+        if self._over:
+            return
+        self._leave()
+        line = self._line
+        if line is None:
+            if self._placing is not None:
+                self._placing.cancel()
+            self._meter.end(Outcome.ABORT, reason, Stage.ROUTING)
+            return
+        if line.over:
+            self._meter.end(Outcome.ABORT, reason, self.stage)
+            return
+        line.on_end = lambda end: self._late_end(end, reason)
+        self._tell_abort(reason)
+
+    async def _placed(self, timeout_s: float | None) -> bool:
+        """Have a line, or after `timeout_s` not yet. The work goes on in a task of its own meanwhile."""
+        if self._placing is None:
+            self._placing = spawn(self._place())
+        done, _ = await asyncio.wait({self._placing}, timeout=timeout_s)
+        if not done:
+            return False
+        task, self._placing = self._placing, None
+        try:
+            if not task.cancelled():
+                task.result()
+        except Exception:
+            self._leave()
+            raise
+        return True
+
+    async def _place(self) -> None:
+        """One attempt after the other until a worker has the request. Raises ApiError."""
+        while True:
+            try:
+                target = await self._router.target(self.call, self._avoid)
+                await self._submit(target)
+                return
+            except NoWorker:
+                pass
+            except WorkerGone:
+                self._tell_abort(Reason.WORKER_LOST)  # It may have the message all the same.
+                if self._line is not None:
+                    self._line.lose("the worker is gone")
+                if self._over:
+                    return
+                self._give_up_attempt()
+            self._check_patience()
+            await self._pause()
+
+    async def _submit(self, target: Target) -> None:
+        pump = self._router.channels.to(target.worker_id)
+        key = uuid.uuid4().hex
+        message = self._message(target, key)
+        self._target, self._pump, self.worker_id = target, pump, target.worker_id
+        self._line = pump.open_line(key)  # Before the submit: from here on there may be something to abort.
+        self.stage = Stage.WAITING
+        await pump.port.submit(message)
+
+    def _message(self, target: Target, key: str) -> Submit:
+        """The submit of one attempt. Time spent here counts against its clocks (rule C1)."""
+        submit = self.call.submit
+        spent_s = self._meter.elapsed_s()
+        waiting_s = submit.waiting_timeout_s
+        if waiting_s is None and self._router.timeouts.waiting_s:
+            waiting_s = self._router.timeouts.waiting_s
+        return replace(
+            submit,
+            key=key,
+            ingress=self._router.ingress_id,
+            turn=target.turn,
+            waiting_timeout_s=_less(waiting_s, spent_s),
+            deadline_s=_less(submit.deadline_s, spent_s),
+        )
+
+    def _check_patience(self) -> None:
+        waiting_s = self.call.submit.waiting_timeout_s
+        if waiting_s is None:
+            waiting_s = self._router.timeouts.waiting_s
+        spent_s = self._meter.elapsed_s()
+        deadline_s = self.call.submit.deadline_s
+        if deadline_s and spent_s >= deadline_s:
+            raise ApiError(Reason.DEADLINE, "The deadline passed before a worker was ready.", stage=Stage.ROUTING)
+        if waiting_s and spent_s >= waiting_s:
+            message = "The waiting timeout passed before a worker was ready."
+            raise ApiError(Reason.WAITING_TIMEOUT, message, stage=Stage.ROUTING)
+        if spent_s >= self._router.park_s:
+            raise ApiError(Reason.WORKER_LOST, "No worker is ready. Please try again.", stage=Stage.ROUTING)
+
+    def _may_repeat(self, batch: Batch) -> bool:
+        end = batch.end
+        if end is None or self.delivered or batch.ids or self._ended_here is not None:
+            return False
+        if self._redirects >= MAX_REDIRECTS:
+            return False
+        stale = (
+            end.reason in (Reason.SESSION_UNKNOWN, Reason.SESSION_CLOSING)
+            and self._target is not None
+            and self._target.cached
+        )
+        return end.redirect or end.reason in _ELSEWHERE or stale
+
+    async def _back_off(self, end: Finished) -> None:
+        """Forget where it went, and be ready to place it anew."""
+        self._redirects += 1
+        fresh_only = end.reason in (Reason.SESSION_UNKNOWN, Reason.SESSION_CLOSING) and not end.redirect
+        self._give_up_attempt()
+        if fresh_only:
+            self._avoid = None
+        else:
+            await self._pause()
+
+    def _give_up_attempt(self) -> None:
+        if self._line is not None and self._pump is not None:
+            self._pump.drop_line(self._line.key)
+        self._avoid = self.worker_id
+        self._line, self._target, self._pump = None, None, None
+        self.stage = Stage.ROUTING
+        self._on_retry()
+        if self.call.session is not None:
+            self._router.forget(self.call.submit.tenant, self.call.session.session_id)
+
+    async def _pause(self) -> None:
+        wait_s, self._backoff_s = self._backoff_s, min(self._backoff_s * 2, MAX_BACKOFF_S)
+        await asyncio.sleep(wait_s)
+
+    def _account(self, batch: Batch) -> Batch:
+        if batch.ids:
+            self.delivered += len(batch.ids)
+            self.stage = Stage.DECODE
+            self._meter.tokens(len(batch.ids))
+        return batch if batch.end is None else self._finish(batch.end, batch.ids)
+
+    def _finish(self, end: Finished, ids: tuple[int, ...]) -> Batch:
+        self._leave()
+        if end.redirect:  # Out of tries: an owner could not be found.
+            end = self._own_end(Reason.WORKER_LOST, "The session's owner could not be found. Please try again.")
+        self._meter.end_with(end)
+        return Batch(ids, end)
+
+    def _lost(self, why: str) -> Finished:
+        message = f"The request was running on a worker that was lost ({why}). Please send it again."
+        return self._own_end(Reason.WORKER_LOST, message)
+
+    def _own_end(self, reason: Reason, message: str) -> Finished:
+        return Finished(
+            ingress=self._router.ingress_id,
+            key=self._line.key if self._line is not None else "",
+            outcome=Outcome.ABORT,
+            reason=reason,
+            stage=self.stage,
+            message=message,
+            completion_tokens=self.delivered,
+        )
+
+    def _late_end(self, end: Finished | None, reason: Reason) -> None:
+        if end is not None:
+            self._meter.end_with(end)
+        else:
+            self._meter.end(Outcome.ABORT, reason, self.stage)
+
+    def _tell_abort(self, reason: Reason) -> None:
+        if self._line is not None and self._pump is not None and not self._line.over:
+            self._pump.port.tell(Abort(tenant=self.call.submit.tenant, keys=(self._line.key,), reason=reason))
+
+    def _leave(self) -> None:
+        self._over = True
+        self._router.running.discard(self)
+
+
+def _less(limit_s: float | None, spent_s: float) -> float | None:
+    """What is left of a limit. 0 and None keep their meaning (off, server default)."""
+    return limit_s if not limit_s else max(limit_s - spent_s, 0.001)

@@ -1,0 +1,60 @@
+"""Routes for operators and clients' start-up: models, health, metrics, stats."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from actors.ingress import metrics, placement
+from actors.ingress.core import Ingress
+from actors.ingress.errors import model_not_found
+from actors.ingress.plain_routes import JsonAnswer
+
+HEALTH_ANSWER_S = 1.0
+
+
+async def root(ingress: Ingress, request: Request) -> Response:
+    return JsonAnswer({"name": "remora", "model": ingress.text.name})
+
+
+async def list_models(ingress: Ingress, request: Request) -> Response:
+    return JsonAnswer({"object": "list", "data": [_model(ingress)]})
+
+
+async def get_model(ingress: Ingress, request: Request) -> Response:
+    name = request.path_params["model"]
+    if name != ingress.text.name:
+        raise model_not_found(name, ingress.text.name)
+    return JsonAnswer(_model(ingress))
+
+
+async def health(ingress: Ingress, request: Request) -> Response:
+    """200 when a worker is ready. Answers within a second even when the pool does not."""
+    try:
+        members = await asyncio.wait_for(ingress.router.members(), HEALTH_ANSWER_S)
+    except asyncio.TimeoutError:
+        return JsonAnswer({"status": "unavailable", "detail": "the pool does not answer"}, 503)
+    ready = len(placement.ready(members))
+    tree = {"status": "ok" if ready else "unavailable", "workers": {"ready": ready, "total": len(members)}}
+    return JsonAnswer(tree, 200 if ready else 503)
+
+
+async def exposition(ingress: Ingress, request: Request) -> Response:
+    return Response(ingress.metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
+
+
+async def stats(ingress: Ingress, request: Request) -> Response:
+    """{"workers": [...], "pool": {...}, "ingress": {...}}: workers as they are now, not as they were."""
+    return JsonAnswer({**await ingress.pool.status(), "ingress": ingress.stats()})
+
+
+def _model(ingress: Ingress) -> dict[str, object]:
+    return {
+        "id": ingress.text.name,
+        "object": "model",
+        "created": ingress.started_at,
+        "owned_by": "remora",
+        "max_context": ingress.text.max_context,
+    }

@@ -1,0 +1,157 @@
+"""/v1/sessions: open, list, get, close (rules S9, S11, S13, S14)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from actors.ingress.core import DEFAULT_TENANT, Ingress
+from actors.ingress.errors import ApiError, Invalid
+from actors.ingress.openai_chat import read_capacity, read_idle_timeout
+from actors.ingress.plain_routes import JsonAnswer, body_fields
+from actors.ingress.ports import Placement, WorkerGone
+from actors.ingress.routing import SessionUse
+from actors.ingress.validate import check_identifier
+from actors.messages import GetSession, OpenSession, Reason, SessionClosed, SessionInfo, SessionMode, Stage
+from actors.records import SessionExists, SessionRecord, SessionUnknown
+
+MAX_LISTED = 1000
+OWNER_ANSWER_S = 2.0
+
+
+async def open_session(ingress: Ingress, request: Request) -> Response:
+    """POST /v1/sessions {"id"?, "mode"?, "idle_timeout_s"?, "capacity_tokens"?}."""
+    fields = await body_fields(ingress, request, optional=True)
+    session_id = fields.identifier("id") or f"sess-{secrets.token_hex(12)}"
+    use = SessionUse(
+        session_id=session_id,
+        mode=fields.choice("mode", SessionMode, SessionMode.TREE),
+        idle_timeout_s=read_idle_timeout(fields, ingress.config),
+        capacity_tokens=read_capacity(fields),
+    )
+    try:
+        placement = await ingress.router.open_session(DEFAULT_TENANT, session_id, use)
+    except SessionExists:
+        message = "A session of this id is open already."
+        raise ApiError(Reason.SESSION_EXISTS, message, param="id", stage=Stage.ROUTING) from None
+    info = await _tell_owner(ingress, placement)
+    return JsonAnswer(_described(placement.session, info))
+
+
+async def list_sessions(ingress: Ingress, request: Request) -> Response:
+    """GET /v1/sessions?after=&limit=: in order of id, as the store knows them."""
+    limit = _limit(request.query_params.get("limit"))
+    after = request.query_params.get("after", "")
+    rows = await ingress.pool.list_sessions(DEFAULT_TENANT, after=after, limit=limit + 1)
+    data = [_described(row, None) for row in rows[:limit]]
+    answer = {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": len(rows) > limit,
+    }
+    return JsonAnswer(answer)
+
+
+async def get_session(ingress: Ingress, request: Request) -> Response:
+    """GET /v1/sessions/{id}: the store's record, and what its owner says of it now."""
+    session_id = _path_id(request)
+    try:
+        record = await ingress.pool.get_session(DEFAULT_TENANT, session_id)
+    except SessionUnknown:
+        raise _unknown() from None
+    info = await _ask_owner(ingress, record, GetSession(tenant=DEFAULT_TENANT, session_id=session_id))
+    return JsonAnswer(_described(record, info))
+
+
+async def close_session(ingress: Ingress, request: Request) -> Response:
+    """DELETE /v1/sessions/{id}?mode=graceful|abort. Answered when the memory is free."""
+    session_id = _path_id(request)
+    mode = request.query_params.get("mode")
+    if mode is None:
+        mode = (await body_fields(ingress, request, optional=True)).text("mode", max_bytes=64)
+    if mode not in (None, "graceful", "abort"):
+        raise Invalid("mode", "`mode` must be 'graceful' or 'abort'.")
+    ingress.router.forget(DEFAULT_TENANT, session_id)
+    try:
+        closed = await ingress.pool.close_session(DEFAULT_TENANT, session_id, abort_running=mode == "abort")
+    except SessionUnknown:
+        raise _unknown() from None
+    if isinstance(closed, SessionClosed) and not closed.known:
+        raise _unknown()
+    return JsonAnswer({"id": session_id, "object": "session.closed", "closed": True, **_freed(closed)})
+
+
+async def _tell_owner(ingress: Ingress, placement: Placement) -> SessionInfo | None:
+    """Have the owner take the session in. Without an answer it is open all the same: its first turn loads it."""
+    record = placement.session
+    message = OpenSession(
+        tenant=record.tenant,
+        session_id=record.session_id,
+        generation=record.generation,
+        epoch=record.epoch,
+        mode=record.mode,
+        idle_timeout_s=record.idle_timeout_s,
+        capacity_tokens=record.capacity_tokens,
+    )
+    return await _ask_owner(ingress, record, message)
+
+
+async def _ask_owner(ingress: Ingress, record: SessionRecord, message: GetSession | OpenSession) -> SessionInfo | None:
+    try:
+        answer = await asyncio.wait_for(ingress.pool.worker(record.owner).ask(message), OWNER_ANSWER_S)
+    except (WorkerGone, asyncio.TimeoutError):
+        return None
+    if not isinstance(answer, SessionInfo) or answer.generation != record.generation:
+        return None
+    return answer
+
+
+def _described(record: SessionRecord, info: SessionInfo | None) -> dict[str, Any]:
+    """One session. What only its owner knows is null when the owner did not say."""
+    return {
+        "id": record.session_id,
+        "object": "session",
+        "mode": record.mode.value,
+        "state": info.state if info else None,
+        "turns": info.turns if info else record.turns,
+        "tokens": info.tokens if info else record.tokens,
+        "resident_tokens": info.resident_tokens if info else None,
+        "worker": record.owner,
+        "epoch": record.epoch,
+        "generation": record.generation,
+        "head": info.head if info else None,
+        "running_rid": info.running_rid if info else None,
+        "queued": info.queued if info else None,
+        "idle_s": info.idle_s if info else None,
+        "last_active_at": record.last_active_at,
+        "idle_timeout_s": record.idle_timeout_s,
+        "capacity_tokens": record.capacity_tokens,
+    }
+
+
+def _freed(closed: object) -> dict[str, int]:
+    if not isinstance(closed, SessionClosed):
+        return {}
+    return {"turns": closed.turns, "freed_pages": closed.freed_pages, "freed_tokens": closed.freed_tokens}
+
+
+def _path_id(request: Request) -> str:
+    return check_identifier(request.path_params["session_id"], "session_id")
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return 100
+    if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= MAX_LISTED):
+        raise Invalid("limit", f"`limit` must be an integer from 1 to {MAX_LISTED}.")
+    return int(text)
+
+
+def _unknown() -> ApiError:
+    return ApiError(Reason.SESSION_UNKNOWN, "No session of this id is open.", param="session_id", stage=Stage.ROUTING)

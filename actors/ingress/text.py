@@ -1,0 +1,48 @@
+"""What the ingress knows of a model: how chats become token ids, and token ids text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Turn(Protocol):
+    """Ids that go on with a conversation: `close_ids` end the previous message, `input_ids` are what is new."""
+
+    @property
+    def close_ids(self) -> Sequence[int]: ...
+
+    @property
+    def input_ids(self) -> Sequence[int]: ...
+
+
+class Template(Protocol):
+    """A chat template. Both raise ValueError, with a message for people, for messages that the template refuses."""
+
+    def render_root(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+        """A whole conversation, up to where the assistant's reply begins."""
+
+    def render_turn(self, messages: Sequence[Mapping[str, Any]]) -> Turn:
+        """New messages of a conversation that exists already."""
+
+
+class Decoder(Protocol):
+    """Token ids → text that is valid at every piece (rule I2)."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def finish(self, matched: str | None) -> str:
+        """What was held back, cut before the stop string `matched`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """`max_context` is in tokens; `max_token_bytes` the longest text one token can stand for."""
+
+    name: str
+    template: Template
+    decoder: Callable[[Sequence[str]], Decoder]
+    vocab_size: int
+    max_context: int
+    max_token_bytes: int
