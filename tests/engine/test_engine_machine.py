@@ -1,0 +1,240 @@
+"""Random driving: every message and fault in any order, against a plain model of what sessions should hold.
+
+After every verb the driver checks conservation, one end per request, and no token after it. Here besides: each
+turn's text equals that of its plain prompt on a fresh engine, and history equals the model's.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from actors.messages import OnBusy, Outcome, SessionMode
+from tests.engine.driver import Driver, Told, expected
+
+EXAMPLES = int(os.environ.get("REMORA_MACHINE_EXAMPLES", "60"))
+STEPS = int(os.environ.get("REMORA_MACHINE_STEPS", "60"))
+NAMES = ("s0", "s1", "s2")
+
+
+@dataclass
+class Node:
+    """A committed turn of the model: the whole context, and the rid it continues from."""
+
+    context: list[int]
+    parent: str | None
+    output: int
+
+
+@dataclass
+class ModelSession:
+    mode: SessionMode
+    nodes: dict[str, Node] = field(default_factory=dict)
+    head: str | None = None
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(
+        depth=st.sampled_from([0, 1]),
+        page_size=st.sampled_from([1, 4, 16]),
+        pages=st.integers(12, 40),
+        chunk=st.sampled_from([3, 8, 64]),
+        prefix_cache=st.booleans(),
+    )
+    def begin(self, depth: int, page_size: int, pages: int, chunk: int, prefix_cache: bool) -> None:
+        self.driver = Driver(
+            depth=depth,
+            page_size=page_size,
+            kv_tokens=pages * page_size,
+            max_step_tokens=chunk,
+            max_running=4,
+            max_waiting=12,
+            max_queued_turns=2,
+            prefix_cache=prefix_cache,
+        )
+        self.sessions: dict[str, ModelSession] = {}
+        self.turns: dict[str, tuple[str, dict]] = {}
+        self.plain: dict[str, list[int]] = {}
+        self.judged: set[str] = set()
+        self.count = 0
+
+    # -- rules -----------------------------------------------------------------------------------------------------
+
+    @rule(prompt=st.lists(st.integers(0, 255), min_size=1, max_size=12), num=st.integers(0, 9), extra=st.booleans())
+    def plain_request(self, prompt: list[int], num: int, extra: bool) -> None:
+        key = self._key("p")
+        self.plain[key] = prompt
+        fields = {"deadline_s": 0.2} if extra else {}
+        self.driver.submit(key, prompt, num, priority=self.count % 3, **fields)
+
+    @rule(name=st.sampled_from(NAMES), tree=st.booleans(), timeout=st.sampled_from([None, 0.3]))
+    def open(self, name: str, tree: bool, timeout: float | None) -> None:
+        if ("t", name) in self.driver.store:
+            return
+        mode = SessionMode.TREE if tree else SessionMode.STREAMING
+        self.sessions[name] = ModelSession(mode)
+        self.driver.open(name, mode, idle_timeout_s=timeout)
+
+    @rule(
+        data=st.data(),
+        name=st.sampled_from(NAMES),
+        prompt=st.lists(st.integers(0, 255), max_size=6),
+        num=st.integers(0, 8),
+        on_busy=st.sampled_from(list(OnBusy)),
+        replace=st.booleans(),
+        offset=st.sampled_from([None, None, None, 2, -1]),
+        drop=st.booleans(),
+    )
+    def turn(
+        self,
+        data: st.DataObject,
+        name: str,
+        prompt: list[int],
+        num: int,
+        on_busy: OnBusy,
+        replace: bool,
+        offset: int | None,
+        drop: bool,
+    ) -> None:
+        if ("t", name) not in self.driver.store:
+            return
+        session = self.sessions[name]
+        fields: dict = {"on_busy": on_busy}
+        if session.mode is SessionMode.TREE:
+            live = [rid for rid, (of, _) in self.turns.items() if of == name]
+            parent = data.draw(st.sampled_from(["head", None, *live[-5:]]))
+            fields |= {"replace": replace, "offset": offset, "drop_previous_output": drop}
+            if parent != "head":
+                fields["parent"] = parent
+        key = self._key("t")
+        self.turns[key] = (name, fields | {"prompt": prompt, "num": num})
+        self.driver.turn(key, prompt, num, session_id=name, **fields)
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.driver.step()
+
+    @rule()
+    def launch_only(self) -> None:
+        self.driver.launch()
+
+    @precondition(lambda self: self.driver.launched)
+    @rule()
+    def commit_only(self) -> None:
+        self.driver.commit()
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        keys = [key for key, told in self.driver.told.items() if told.end is None]
+        if keys:
+            self.driver.abort(rids=(data.draw(st.sampled_from(keys)),))
+
+    @rule(name=st.sampled_from(NAMES))
+    def abort_session(self, name: str) -> None:
+        self.driver.abort(session_id=name)
+
+    @rule(number=st.integers(1, 3))
+    def abort_before_submit(self, number: int) -> None:
+        self.driver.abort(keys=(f"t{self.count + number}",))
+
+    @rule(name=st.sampled_from(NAMES), abort_running=st.booleans())
+    def close(self, name: str, abort_running: bool) -> None:
+        self.driver.close(name, abort_running=abort_running)
+
+    @rule(dt=st.sampled_from([0.05, 0.4]))
+    def clock_jump(self, dt: float) -> None:
+        self.driver.tick(dt)
+
+    @rule()
+    def flush(self) -> None:
+        self.driver.engine.core.kv.flush()
+
+    @rule(held=st.booleans())
+    def store_pace(self, held: bool) -> None:
+        self.driver.hold_store = held
+        while self.driver.effects and not held:
+            self.driver.answer_store()
+
+    @precondition(lambda self: self.driver.effects)
+    @rule(fails=st.booleans())
+    def store_answers(self, fails: bool) -> None:
+        self.driver.store_error = "unreachable" if fails else ""
+        self.driver.answer_store()
+        self.driver.store_error = ""
+
+    # -- judgement -------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def texts_are_right(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        for key, told in self.driver.told.items():
+            if told.end is None or key in self.judged:
+                continue
+            self.judged.add(key)
+            if key in self.plain:
+                assert told.ids == expected(self.plain[key], len(told.ids))
+            elif told.end.outcome is not Outcome.ABORT:
+                self._judge_turn(key, told)
+
+    def _judge_turn(self, key: str, told: Told) -> None:
+        """The store's record of a committed turn against the text it produced, whatever happened on the way."""
+        name = self.turns[key][0]
+        row = self.driver.store.get(("t", name))
+        if row is None or key not in {turn.rid for turn in row.turns}:
+            return  # closed, or replaced, in the meantime
+        turns = {turn.rid: turn for turn in row.turns}
+        prompt = self._context(turns, key)[: -len(told.ids) or None]
+        assert told.ids == expected(prompt, len(told.ids))
+        assert told.end.prompt_tokens == len(prompt)
+        assert told.end.cached_tokens <= max(0, len(prompt) - 1)
+        given = self.turns[key][1]["prompt"]
+        assert given == prompt[len(prompt) - len(given) :]
+
+    def _context(self, turns: dict, rid: str | None) -> list[int]:
+        if rid is None:
+            return []
+        turn = turns[rid]
+        kept = self._context(turns, turn.parent)[: turn.keep]
+        return kept + list(turn.input_ids) + list(turn.output_ids)
+
+    def teardown(self) -> None:
+        """Draining always ends empty: no lease, page, table entry or queue is left."""
+        if not hasattr(self, "driver"):
+            return
+        driver = self.driver
+        driver.hold_store = False
+        while driver.effects:
+            driver.answer_store()
+        driver.run(5000)
+        self.texts_are_right()
+        assert all(told.end is not None for told in driver.told.values())
+        for name in NAMES:
+            info = driver.info(name)
+            row = driver.store.get(("t", name))
+            if info is not None and row is not None and info.generation == row.record.generation:
+                assert info.turns == len(row.turns)
+            driver.close(name)
+        driver.engine.core.kv.flush()
+        stats = driver.engine.snapshot()
+        assert (stats.live, stats.waiting, stats.running, stats.sessions) == (0, 0, 0, 0)
+        assert stats.pages.free == stats.pages.total
+        assert len(driver.engine.core.requests) == 0
+
+    def _key(self, kind: str) -> str:
+        self.count += 1
+        return f"{kind}{self.count}"
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=STEPS,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestEngineMachine = EngineMachine.TestCase

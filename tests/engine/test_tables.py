@@ -1,0 +1,108 @@
+"""State tables as tables: every pair is either listed and works, or raises with the story."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from actors.engine import request as requests
+from actors.engine import sessions
+from actors.engine.clocks import Clock, Clocks
+from actors.engine.policy import share_prefill, victim
+from actors.engine.recent import Recent
+from actors.engine.request import IllegalTransition, Request, RequestState
+from actors.engine.sessions import IllegalSessionTransition, Session, SessionState
+from actors.engine.turns import common_prefix
+from actors.messages import SamplingParams, Submit
+
+
+def request_in(state: RequestState, uid: int = 1, priority: int = 0) -> Request:
+    submit = Submit(
+        key="k", rid="r", ingress="i", tenant="t", input_ids=(1,), sampling=SamplingParams(), priority=priority
+    )
+    return Request(uid, submit, 0.0, state=state)
+
+
+@pytest.mark.parametrize(("start", "end"), list(itertools.product(RequestState, RequestState)))
+def test_every_pair_of_request_states(start: RequestState, end: RequestState) -> None:
+    request = request_in(start)
+    if end in requests.TRANSITIONS[start]:
+        request.move(end, "test", 1.0)
+        assert request.state is end
+    else:
+        with pytest.raises(IllegalTransition, match=r"1\.000 .* -> .*: test"):
+            request.move(end, "test", 1.0)
+        assert request.state is start
+
+
+@pytest.mark.parametrize(("start", "end"), list(itertools.product(SessionState, SessionState)))
+def test_every_pair_of_session_states(start: SessionState, end: SessionState) -> None:
+    session = Session(1, "t", "s", 1, 1, state=start)
+    if end in sessions.TRANSITIONS[start]:
+        session.move(end, "test", 1.0)
+        assert session.state is end
+    else:
+        with pytest.raises(IllegalSessionTransition, match="'s'"):
+            session.move(end, "test", 1.0)
+
+
+def test_ended_and_closed_are_for_ever() -> None:
+    assert requests.TRANSITIONS[RequestState.ENDED] == frozenset()
+    assert sessions.TRANSITIONS[SessionState.CLOSED] == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("remaining", "budget", "grants"),
+    [
+        ([], 10, []),
+        ([100], 10, [10]),
+        ([100, 4], 10, [6, 4]),
+        ([100, 50, 4], 10, [5, 1, 4]),
+        ([2, 50], 10, [2, 8]),
+        ([100, 100], 1, [1, 0]),
+        ([3, 3, 3], 9, [3, 3, 3]),
+    ],
+)
+def test_prefill_budget_is_shared_so_that_nobody_is_stuck(
+    remaining: list[int], budget: int, grants: list[int]
+) -> None:
+    """P7: half is sure for the oldest, the rest goes to the shortest."""
+    assert share_prefill(remaining, budget) == grants
+
+
+def test_victim_is_lowest_priority_then_latest() -> None:
+    """K4."""
+    batch = [
+        request_in(RequestState.DECODE, uid, priority) for uid, priority in [(1, 0), (2, -1), (3, -1), (4, 0), (5, 2)]
+    ]
+    assert victim(batch).uid == 3
+    assert victim([]) is None
+
+
+def test_recent_forgets_in_time_and_in_number() -> None:
+    recent = Recent(ttl_s=10.0, limit=2)
+    recent.add("a", 0.0)
+    assert recent.has("a", 9.9)
+    assert not recent.has("a", 10.0)
+    recent.add("b", 1.0)
+    recent.add("c", 2.0)
+    assert not recent.has("a", 2.0)
+    assert recent.take("b", 2.0)
+    assert not recent.take("b", 2.0)
+    recent.expire(12.0)
+    assert len(recent) == 0
+
+
+def test_clocks_ring_in_order() -> None:
+    clocks = Clocks()
+    clocks.set(2.0, Clock.RUNNING, 1)
+    clocks.set(1.0, Clock.WAITING, 2)
+    assert clocks.next() == 1.0
+    assert clocks.take_due(2.0) == [(Clock.WAITING, 2), (Clock.RUNNING, 1)]
+    assert clocks.next() is None
+
+
+@pytest.mark.parametrize(("a", "b", "n"), [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 9, 3], 1), ([4], [5], 0)])
+def test_common_prefix(a: list[int], b: list[int], n: int) -> None:
+    assert common_prefix(a, b) == n
