@@ -125,6 +125,7 @@ class Pump:
         self._ingress_id = ingress_id
         self._patience_s = patience_s
         self._lines: dict[str, Line] = {}
+        self._stopping = False
         self._task = spawn(self._run())
 
     def __len__(self) -> int:
@@ -153,6 +154,7 @@ class Pump:
         return broken
 
     async def stop(self) -> None:
+        self._stopping = True  # `wait_for` may swallow a cancellation that meets its result (before Python 3.12).
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._die("the server is stopping")
@@ -160,7 +162,7 @@ class Pump:
     async def _run(self) -> None:
         why = "the worker is gone"
         try:
-            while True:
+            while not self._stopping:
                 events = await asyncio.wait_for(self.port.poll(self._ingress_id), self._patience_s)
                 self._stop_broken(self.dispatch(events))
         except WorkerGone:

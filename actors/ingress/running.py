@@ -17,7 +17,7 @@ from actors.messages import Abort, Finished, Outcome, Reason, Stage, Submit
 if TYPE_CHECKING:
     from actors.ingress.routing import Call, Router, Target
 
-MAX_REDIRECTS = 8
+MAX_REDIRECTS = 6
 FIRST_BACKOFF_S = 0.02
 MAX_BACKOFF_S = 1.0
 

@@ -1,0 +1,90 @@
+"""Stateless placement: sticky, balanced, minimal movement, and a cap on load (rules P4, P5)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.ingress.placement import LOAD_SLACK, affinity_key, choose, ready, rendezvous
+from actors.ingress.ports import Member
+
+KEYS = [f"key-{number}" for number in range(2000)]
+HEADERS = ("x-session-id", "x-other")
+WORKERS = st.lists(st.text("abcdef0123456789", min_size=1, max_size=8), min_size=1, max_size=8, unique=True)
+
+
+@given(st.text(max_size=20), WORKERS, st.randoms())
+def test_everybody_who_sees_the_same_workers_chooses_alike(key: str, workers: list[str], random: object) -> None:
+    shuffled = list(workers)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert rendezvous(key, workers) == rendezvous(key, shuffled)
+    assert sorted(rendezvous(key, workers)) == sorted(workers)
+
+
+@given(st.text(max_size=20), WORKERS)
+def test_removing_a_worker_moves_only_its_own_keys(key: str, workers: list[str]) -> None:
+    order = rendezvous(key, workers)
+    for lost in workers:
+        left = [worker for worker in workers if worker != lost]
+        assert rendezvous(key, left) == [worker for worker in order if worker != lost]
+
+
+def test_keys_spread_evenly_and_a_new_worker_takes_its_share() -> None:
+    four, five = [f"w{i}" for i in range(4)], [f"w{i}" for i in range(5)]
+    before = {key: rendezvous(key, four)[0] for key in KEYS}
+    counts = [list(before.values()).count(worker) for worker in four]
+    assert max(counts) < 2 * min(counts)
+    moved = [key for key in KEYS if rendezvous(key, five)[0] != before[key]]
+    assert 0.1 < len(moved) / len(KEYS) < 0.3
+    assert all(rendezvous(key, five)[0] == "w4" for key in moved)
+
+
+@given(st.text(max_size=20), st.dictionaries(st.text("abc", min_size=1), st.integers(0, 100), min_size=1))
+def test_no_worker_is_chosen_far_above_the_fair_share(key: str, loads: dict[str, int]) -> None:
+    chosen = choose(key, loads)
+    assert chosen is not None
+    fair = (sum(loads.values()) + 1) / len(loads)
+    assert loads[chosen] < max(LOAD_SLACK, 1.25 * fair)
+
+
+@given(st.dictionaries(st.text("abc", min_size=1), st.integers(0, 100), min_size=1))
+def test_without_a_key_the_least_loaded_is_chosen(loads: dict[str, int]) -> None:
+    chosen = choose(None, loads)
+    assert chosen is not None
+    assert loads[chosen] == min(loads.values())
+
+
+def test_a_hot_key_spreads_and_comes_home() -> None:
+    loads = dict.fromkeys(["a", "b", "c"], 0)
+    home = choose("hot", loads)
+    assert home is not None
+    for _ in range(30):
+        chosen = choose("hot", loads)
+        assert chosen is not None
+        loads[chosen] += 1
+    assert max(loads.values()) - min(loads.values()) < 10
+    assert choose("hot", dict.fromkeys(loads, 0)) == home
+
+
+def test_nobody_to_choose_from() -> None:
+    assert choose("key", {}) is None
+    assert choose(None, {}) is None
+
+
+def test_only_ready_workers_take_requests() -> None:
+    members = [Member("a", "READY", 0), Member("b", "SUSPECT", 0), Member("c", "DRAINING", 0), Member("d", "ready", 0)]
+    assert [member.worker_id for member in ready(members)] == ["a", "d"]
+
+
+def test_affinity_comes_from_headers_then_the_cache_key_then_the_opening() -> None:
+    """P5."""
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    both = {"x-session-id": "1", "x-other": "2"}
+    assert affinity_key(both, HEADERS, "k", messages) == "header:1"
+    assert affinity_key({"x-other": "2"}, HEADERS, "k", messages) == "header:2"
+    assert affinity_key({}, HEADERS, "k", messages) == "cache:k"
+    opening = affinity_key({}, HEADERS, None, messages)
+    assert opening == affinity_key({}, HEADERS, None, [*messages, {"role": "assistant", "content": "a"}])
+    assert opening != affinity_key({}, HEADERS, None, [messages[0], {"role": "user", "content": "v"}])
+    assert opening != affinity_key({}, HEADERS, None, messages[1:])
+    assert affinity_key({}, HEADERS, None, [{"role": "assistant", "content": "a"}]) is None
