@@ -44,7 +44,7 @@ def resolve(model_id: str, cache_dir: str = "", progress: bool = True) -> ModelF
     path = Path(model_id).expanduser()
     if model_id == DEFAULT:
         folder = _default(root, progress=progress)
-    elif path.is_dir():
+    elif model_id and path.is_dir():
         folder = path
     elif path.suffix == ".gguf":
         folder = _gguf(root, path, progress=progress)
