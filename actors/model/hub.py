@@ -26,7 +26,8 @@ def cached(model_id: str) -> Path | None:
     except LocalEntryNotFoundError:
         return None
     path = Path(folder)
-    return path if (path / "config.json").is_file() and any(path.glob("*.safetensors")) else None
+    has_text = all((path / name).is_file() for name in ("config.json", "tokenizer.json"))
+    return path if has_text and any(path.glob("*.safetensors")) else None
 
 
 def reachable(model_id: str) -> bool:

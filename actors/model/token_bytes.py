@@ -18,11 +18,13 @@ def token_bytes(spec: dict[str, Any], vocab_size: int) -> tuple[bytes, ...]:
     added: list[dict[str, Any]] = spec.get("added_tokens") or []
     highest = max([*vocab.values(), *(int(token["id"]) for token in added)], default=-1)
     table = [b""] * max(vocab_size, highest + 1)
-    piece_bytes = _byte_level if _is_byte_level(spec) else _sentencepiece
+    byte_level = _is_byte_level(spec)
+    piece_bytes = _byte_level if byte_level else _sentencepiece
+    added_bytes = str.encode if byte_level else _sentencepiece  # only the latter writes blanks its own way there, too
     for piece, token_id in vocab.items():
         table[token_id] = piece_bytes(piece)
     for token in added:
-        table[int(token["id"])] = b"" if token.get("special") else token["content"].encode()
+        table[int(token["id"])] = b"" if token.get("special") else added_bytes(token["content"])
     return tuple(table)
 
 

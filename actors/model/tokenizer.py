@@ -128,6 +128,11 @@ class Tokenizer:
         token = self._controls.get(text)
         return None if token is None else int(token["id"])
 
+    @property
+    def control_names(self) -> list[str]:
+        """The control tokens as they are spelled."""
+        return sorted(self._controls)
+
     def _is_special(self, text: str) -> bool:
         return bool(self._controls.get(text, {}).get("special"))
 

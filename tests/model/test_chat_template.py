@@ -25,6 +25,17 @@ def assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
+def with_template(folder_of: FolderOf, tmp_path: Path, template: str | None, kind: str = "chatml") -> Path:
+    for file in folder_of(kind).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    return tmp_path
+
+
 CONVERSATIONS = [
     [user("Hello world, how are you?")],
     [user("  Grüße\n\n"), assistant("Danke! 🎉"), user("日本語 123")],
@@ -73,7 +84,7 @@ def test_several_new_messages_make_one_turn(folder_of: FolderOf) -> None:
 def test_control_tokens_in_user_text_are_text(kind: str, make: str, folder_of: FolderOf) -> None:
     """I1: the reply's frame has as many control tokens as with harmless text, and the text is all there."""
     tokenizer, template = load_text(folder_of(kind))
-    controls = sorted(tokenizer._controls)
+    controls = tokenizer.control_names
     hostile = "Hello " + " x".join(controls) + " world"
 
     def render(text: str) -> list[int]:
@@ -110,6 +121,32 @@ def test_a_reply_may_hold_the_control_tokens_that_the_model_wrote_as_text(folder
     assert ids.count(end or -1) == 4
 
 
+THINKING = (
+    "{%- set ns = namespace(searching=true, last=messages | length - 1) %}{%- for message in messages[::-1] %}"
+    "{%- if ns.searching and message.role == 'user' and not message.content.startswith('<tool_response>') %}"
+    "{%- set ns.searching = false %}{%- set ns.last = (messages | length - 1) - loop.index0 %}{%- endif %}{%- endfor %}"
+    "{%- for message in messages %}{%- if message.role == 'assistant' %}"
+    "{%- set parts = message.content.split('</think>') %}{{- '<|im_start|>assistant\n' }}"
+    "{%- if loop.index0 > ns.last %}{{- '<think>\n' + parts[0] + '</think>\n\n' }}{%- endif %}"
+    "{{- parts[-1].lstrip('\n') + '<|im_end|>\n' }}{%- else %}"
+    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
+    "{%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+    "{%- endif %}"
+)
+"""Like Qwen3's: it drops the reasoning of earlier turns when it renders them again."""
+
+
+def test_a_template_that_drops_earlier_reasoning_still_goes_on(folder_of: FolderOf, tmp_path: Path) -> None:
+    """N26: what is kept is not rendered again, so the turn is the new message alone."""
+    tokenizer, template = load_text(with_template(folder_of, tmp_path, THINKING))
+    assert template.sessions_supported is None
+    turn = template.render_turn([user("next?")], extra={"enable_thinking": False})
+    expected = "\n<|im_start|>user\nnext?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert tokenizer.decode(turn.input_ids, skip_special=False) == expected
+    assert turn.close_ids == (tokenizer.control_id("<|im_end|>"),)
+
+
 def test_what_the_template_refuses_is_told_in_its_words(folder_of: FolderOf) -> None:
     _, template = load_text(folder_of("mistral"))
     with pytest.raises(TemplateRefused, match="roles must alternate"):
@@ -130,17 +167,6 @@ def test_hostile_shapes_are_refused(folder_of: FolderOf) -> None:
         template.render_root([user([{"type": "image_url", "image_url": "x"}])])
     with pytest.raises(TemplateRefused, match="failed on these messages"):
         template.render_root([user(7)])
-
-
-def with_template(folder_of: FolderOf, tmp_path: Path, template: str | None, kind: str = "chatml") -> Path:
-    for file in folder_of(kind).iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    del settings["chat_template"]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    if template is not None:
-        (tmp_path / "chat_template.jinja").write_text(template)
-    return tmp_path
 
 
 @pytest.mark.parametrize(
