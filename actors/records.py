@@ -134,3 +134,6 @@ class SessionStore(Protocol):
 
     def expired(self, now: float, limit: int = 1000) -> list[SessionRecord]:
         """Open sessions whose idle timeout passed by the wall clock; for sessions whose owner is dead."""
+
+    def count(self, tenant: str) -> int:
+        """How many sessions of a tenant are open (rule S10)."""
