@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,10 +13,10 @@ from starlette.responses import Response
 from actors.ingress.core import DEFAULT_TENANT, Ingress
 from actors.ingress.errors import Invalid
 from actors.ingress.plain_routes import JsonAnswer, body_fields
-from actors.ingress.ports import WorkerGone
 from actors.ingress.running import Running
 from actors.ingress.validate import Fields, check_identifier
 from actors.messages import Abort, AbortReport, Reason, Stage
+from actors.ports import WorkerGone
 
 MAX_RIDS = 10_000
 WORKER_ANSWER_S = 5.0
@@ -38,9 +39,16 @@ async def abort_requests(ingress: Ingress, request: Request) -> Response:
     ]
     for running in parked:
         running.end_here(Reason.CLIENT_ABORT, "Aborted by the client.")
-    members = await ingress.router.members(fresh=True)
-    found = await asyncio.gather(*(_ask(ingress, member.worker_id, message) for member in members))
-    return JsonAnswer(merged(message, [running.call.submit.rid for running in parked], found))
+    workers = [member.worker_id for member in await ingress.router.members(fresh=True)]
+    found = await _ask_all(ingress, workers, replace(message, remember=False))
+    parked_rids = [running.call.submit.rid for running in parked]
+    report = merged(message, parked_rids, found)
+    if report["unknown"]:
+        # Only now is it known that no worker has them: whoever gets one of these later is to remember (rule A5).
+        late = Abort(tenant=message.tenant, rids=tuple(report["unknown"]), reason=message.reason)
+        found += await _ask_all(ingress, workers, late)
+        report = merged(message, parked_rids, found)
+    return JsonAnswer(report)
 
 
 def read_abort(fields: Fields) -> Abort:
@@ -60,14 +68,14 @@ def read_abort(fields: Fields) -> Abort:
     return message
 
 
-def merged(message: Abort, parked_rids: list[str], found: Iterable[Found]) -> dict[str, object]:
+def merged(message: Abort, parked_rids: list[str], found: Iterable[Found]) -> dict[str, Any]:
     """One report out of all: a name is unknown when no worker knows it. `unreachable`: workers that were told but have
     not answered, so that what runs there may be missing from the report."""
     hit = [{"rid": rid, "stage": Stage.ROUTING.value, "worker": None} for rid in parked_rids]
     ended: dict[str, None] = {}
     unreachable: list[str] = []
     for one in found:
-        if one.silent:
+        if one.silent and one.worker_id not in unreachable:
             unreachable.append(one.worker_id)
         if one.report is not None:
             hit += [{"rid": h.rid, "stage": h.stage.value, "worker": one.worker_id} for h in one.report.hit]
@@ -89,6 +97,10 @@ def _matches(running: Running, message: Abort) -> bool:
     in_session = use is not None and message.session_id is not None and use.session_id == message.session_id
     by_prefix = message.rid_prefix is not None and submit.rid.startswith(message.rid_prefix)
     return message.all or submit.rid in message.rids or in_session or by_prefix
+
+
+async def _ask_all(ingress: Ingress, workers: list[str], message: Abort) -> list[Found]:
+    return list(await asyncio.gather(*(_ask(ingress, worker_id, message) for worker_id in workers)))
 
 
 async def _ask(ingress: Ingress, worker_id: str, message: Abort) -> Found:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from actors.ingress.ports import PoolPort, WorkerGone, WorkerPort
 from actors.messages import Abort, Finished, Reason, TokenIds, Tokens
+from actors.ports import PoolPort, WorkerGone, WorkerPort
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from actors.ingress.chat_messages import text_bytes
 from actors.ingress.errors import ApiError, Invalid
 from actors.ingress.metrics import Metrics
 from actors.ingress.openai_chat import ChatRequest
-from actors.ingress.ports import PoolPort
 from actors.ingress.routing import Call, Router
 from actors.ingress.text import TextModel
 from actors.messages import Reason, Submit
+from actors.ports import PoolPort
 from configs.schema import RemoraConfig
 
 DEFAULT_TENANT = "default"

@@ -10,8 +10,8 @@ from starlette.applications import Starlette
 
 from actors.ingress.app import build_app
 from actors.ingress.core import Ingress
-from actors.ingress.ports import PoolPort
 from actors.ingress.text import TextModel
+from actors.ports import PoolPort
 from configs import RemoraConfig
 from configs.load import from_tree
 

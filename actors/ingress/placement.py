@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actors.ingress.ports import Member
+from actors.ports import Member
 
 READY = "ready"
 LOAD_FACTOR = 1.25

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from actors.ingress.core import Ingress
 from actors.ingress.errors import GENERIC_INTERNAL, ApiError
 from actors.ingress.http_io import ClientGone, read_body, request_id_of
-from actors.ingress.ports import NoWorker
 from actors.ingress.validate import Fields, parse_object
 from actors.messages import Reason, Stage
+from actors.ports import NoWorker
 from actors.records import StoreError
 
 log = logging.getLogger(__name__)

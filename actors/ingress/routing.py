@@ -16,9 +16,9 @@ from actors.ingress import placement
 from actors.ingress.channel import Channels
 from actors.ingress.errors import ApiError
 from actors.ingress.metrics import RequestMeter
-from actors.ingress.ports import Member, NoWorker, Placement, PoolPort, SessionLimit
 from actors.ingress.running import Running
 from actors.messages import OnBusy, Reason, SessionMode, Stage, Submit, TurnOf
+from actors.ports import Member, NoWorker, Placement, PoolPort, SessionLimit
 from actors.records import SessionExists, SessionUnknown, StoreError
 from configs.schema import ClusterConfig, TimeoutConfig
 

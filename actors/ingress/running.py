@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from actors.ingress.channel import Batch, Line, Pump, spawn
 from actors.ingress.errors import ApiError
 from actors.ingress.metrics import RequestMeter
-from actors.ingress.ports import NoWorker, WorkerGone
 from actors.messages import Abort, Finished, Outcome, Reason, Stage, Submit
+from actors.ports import NoWorker, WorkerGone
 
 if TYPE_CHECKING:
     from actors.ingress.routing import Call, Router, Target

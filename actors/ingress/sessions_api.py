@@ -13,10 +13,10 @@ from actors.ingress.core import DEFAULT_TENANT, Ingress
 from actors.ingress.errors import ApiError, Invalid
 from actors.ingress.openai_chat import read_capacity, read_idle_timeout
 from actors.ingress.plain_routes import JsonAnswer, body_fields
-from actors.ingress.ports import Placement, WorkerGone
 from actors.ingress.routing import SessionUse
 from actors.ingress.validate import check_identifier
 from actors.messages import GetSession, OpenSession, Reason, SessionClosed, SessionInfo, SessionMode, Stage
+from actors.ports import Placement, WorkerGone
 from actors.records import SessionExists, SessionRecord, SessionUnknown
 
 MAX_LISTED = 1000

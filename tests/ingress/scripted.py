@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from actors.ingress.ports import Ask, Member, NoWorker, Placement, WorkerGone
 from actors.messages import (
     Abort,
     AbortReport,
@@ -22,6 +21,7 @@ from actors.messages import (
     Submit,
     Tokens,
 )
+from actors.ports import Ask, Member, NoWorker, Placement, WorkerGone
 from actors.records import SessionExists, SessionRecord, SessionUnknown
 
 Script = Callable[[Submit], list[Event]]

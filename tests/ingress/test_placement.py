@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.ingress.placement import LOAD_SLACK, affinity_key, choose, ready, rendezvous
-from actors.ingress.ports import Member
+from actors.ports import Member
 
 KEYS = [f"key-{number}" for number in range(2000)]
 HEADERS = ("x-session-id", "x-other")

@@ -1,0 +1,191 @@
+"""A whole cluster in one process: real workers (engine, loop thread, toy runner) on a real store behind the ports."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from actors.ingress.app import build_app
+from actors.ingress.core import Ingress
+from actors.messages import Abort, CloseSession, Event, SessionClosed, SessionMode, Submit
+from actors.ports import Ask, Member, NoWorker, Placement, WorkerGone
+from actors.records import SessionRecord
+from actors.runner.base import ModelRunner
+from actors.runner.toy import ToyRunner
+from actors.worker.shell import WorkerShell, WorkerStopped
+from cluster.store.sqlite import SqliteStore
+from configs import EngineConfig, IngressConfig, RemoraConfig
+from tests.ingress.asgi import Client
+from tests.ingress.toy_text import toy_text
+
+RunnerMaker = Callable[[], ModelRunner]
+
+
+class LocalWorker:
+    """`WorkerPort` over a shell of the same process. `dead`: as if its process had been killed."""
+
+    def __init__(self, shell: WorkerShell) -> None:
+        self.shell = shell
+        self.dead = False
+
+    def kill(self) -> None:
+        """From outside it is gone at once; its thread is ended so that tests leave nothing behind."""
+        self.dead = True
+        self.shell.stop()
+
+    async def submit(self, message: Submit) -> None:
+        self._check()
+        self.shell.submit(message)
+
+    def tell(self, message: Abort) -> None:
+        if not self.dead:
+            self.shell.abort(message)
+
+    async def ask(self, message: Ask) -> object:
+        self._check()
+        try:
+            return await asyncio.wrap_future(self.shell.ask(message))
+        except WorkerStopped as error:
+            raise WorkerGone(str(error)) from error
+
+    async def poll(self, ingress_id: str) -> list[Event]:
+        self._check()
+        events = await self.shell.poll(ingress_id, timeout_s=0.2)
+        self._check()
+        return events
+
+    async def stats(self) -> dict[str, object]:
+        self._check()
+        return self.shell.stats()
+
+    def _check(self) -> None:
+        if self.dead or not self.shell.alive:
+            raise WorkerGone(self.shell.worker_id)
+
+
+class LocalPool:
+    """`PoolPort`: places new sessions on the worker with fewest, and orphans on any living one."""
+
+    def __init__(self, store: SqliteStore, workers: list[LocalWorker]) -> None:
+        self.store = store
+        self.workers = {worker.shell.worker_id: worker for worker in workers}
+
+    async def members(self) -> list[Member]:
+        return [Member(worker_id, "READY", 0) for worker_id in self._living()]
+
+    def worker(self, worker_id: str) -> LocalWorker:
+        return self.workers[worker_id]
+
+    async def open_session(
+        self,
+        tenant: str,
+        session_id: str,
+        *,
+        mode: SessionMode,
+        idle_timeout_s: float | None,
+        capacity_tokens: int | None,
+    ) -> Placement:
+        owner = min(self._living(), key=lambda worker_id: (len(self.store.owned_by(worker_id)), worker_id))
+        record = self.store.create(
+            tenant,
+            session_id,
+            owner=owner,
+            mode=mode,
+            idle_timeout_s=idle_timeout_s,
+            capacity_tokens=capacity_tokens,
+            now=time.time(),
+        )
+        return Placement(record.owner, record)
+
+    async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
+        record = self.store.get(tenant, session_id)
+        if record.owner not in self._living():
+            owner = self._living()[0]
+            record = self.store.acquire(tenant, session_id, owner=owner, expected_epoch=record.epoch)
+        return Placement(record.owner, record)
+
+    async def close_session(self, tenant: str, session_id: str, *, abort_running: bool) -> object:
+        record = self.store.get(tenant, session_id)
+        message = CloseSession(
+            tenant=tenant, session_id=session_id, generation=record.generation, abort_running=abort_running
+        )
+        try:
+            closed = await self.workers[record.owner].ask(message)
+        except WorkerGone:
+            closed = SessionClosed(known=False)
+        assert isinstance(closed, SessionClosed)
+        if not closed.known:
+            known = self.store.close(tenant, session_id, record.generation)
+            closed = SessionClosed(known=known, turns=record.turns)
+        return closed
+
+    async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
+        return self.store.list_sessions(tenant, after=after, limit=limit)
+
+    async def get_session(self, tenant: str, session_id: str) -> SessionRecord:
+        return self.store.get(tenant, session_id)
+
+    async def status(self) -> dict[str, object]:
+        return {"workers": [await self.workers[worker_id].stats() for worker_id in self._living()], "pool": {}}
+
+    def _living(self) -> list[str]:
+        living = [worker_id for worker_id, worker in self.workers.items() if not worker.dead]
+        if not living:
+            raise NoWorker("no worker is ready")
+        return living
+
+
+@dataclass
+class Cluster:
+    """`app` and a streaming client to it, and the workers behind."""
+
+    app: Any
+    client: Client
+    pool: LocalPool
+    ingress: Ingress
+
+    def shell(self, worker_id: str = "w1") -> WorkerShell:
+        return self.pool.workers[worker_id].shell
+
+    def pages(self, worker_id: str = "w1") -> dict[str, int]:
+        pages = self.shell(worker_id).stats()["pages"]
+        assert isinstance(pages, dict)
+        return pages
+
+
+@asynccontextmanager
+async def cluster(
+    folder: Path,
+    *,
+    workers: int = 1,
+    step_s: float = 0.0,
+    runner: RunnerMaker | None = None,
+    engine: EngineConfig | None = None,
+    **ingress: Any,
+) -> AsyncIterator[Cluster]:
+    config = replace(
+        RemoraConfig(),
+        engine=engine or EngineConfig(check_invariants=True),
+        ingress=IngressConfig(**{"flush_s": 0.005, **ingress}),
+    )
+    store = SqliteStore(str(folder / "sessions.sqlite"))
+    make = runner or (lambda: ToyRunner(step_s=step_s))
+    local = [LocalWorker(WorkerShell(f"w{n}", config, make(), store)) for n in range(1, workers + 1)]
+    for worker in local:
+        worker.shell.start()
+    pool = LocalPool(store, local)
+    core = Ingress(pool, toy_text(), config)
+    app = build_app(core)
+    try:
+        yield Cluster(app, Client(app), pool, core)
+    finally:
+        await core.close()
+        for worker in local:
+            worker.shell.stop()
+        store.shut()
+    assert [worker.shell.loop_error for worker in local] == [None] * workers
