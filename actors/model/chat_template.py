@@ -82,12 +82,12 @@ class ChatTemplate:
         return self._tokenizer.encode_template(text, spans)
 
     def render_turn(
-        self, new_messages: Messages, tools: Sequence[Any] | None = None, extra: Mapping[str, Any] | None = None
+        self, messages: Messages, tools: Sequence[Any] | None = None, extra: Mapping[str, Any] | None = None
     ) -> TurnIds:
         """The ids that go on with a conversation whose last message is a reply. Raises TemplateRefused."""
         if self.sessions_supported is not None:
             raise TemplateRefused(self.sessions_supported)
-        text, spans = self._tail(_opening("Hello"), new_messages, tools, extra)
+        text, spans = self._tail(_opening("Hello"), messages, tools, extra)
         ids = self._tokenizer.encode_template(text, spans, continued=True)
         closes = 1 if ids and ids[0] in self._tokenizer.eos_ids else 0
         return TurnIds(tuple(ids[:closes]), tuple(ids[closes:]))

@@ -47,13 +47,14 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         "rope_theta": _float32(file.get("{arch}.rope.freq_base", float, 10000.0)),
         "vocab_size": _vocab_size(file),
         "tie_word_embeddings": "output.weight" not in names,
-        "attention_bias": "blk.0.attn_q.bias" in names,
-        "mlp_bias": "blk.0.ffn_gate.bias" in names,
+        "mlp_bias": _all_or_none(file, "ffn_gate", "ffn_up", "ffn_down"),
         "use_sliding_window": False,
         "torch_dtype": "bfloat16",
         "bos_token_id": file.get("tokenizer.ggml.bos_token_id", int, -1),
         "eos_token_id": file.get("tokenizer.ggml.eos_token_id", int, -1),
     }
+    if model_type != "qwen2":  # Qwen2 has biases on Q, K and V, always, and no such setting
+        config["attention_bias"] = _all_or_none(file, "attn_q", "attn_k", "attn_v", "attn_output")
     for key in ("bos_token_id", "eos_token_id"):
         if config[key] < 0:
             config[key] = None
@@ -61,6 +62,14 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     if scaling is not None:
         config["rope_scaling"] = scaling
     return config
+
+
+def _all_or_none(file: GgufFile, *parts: str) -> bool:
+    """Whether these projections have biases. A config can only say that all have or none has."""
+    biased = {f"blk.0.{part}.bias" in file.tensor_names() for part in parts}
+    if len(biased) > 1:
+        raise ModelUnusable(f"{file.path}: some, but not all of {', '.join(parts)} have a bias")
+    return biased.pop()
 
 
 def _float32(value: float) -> float:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engine.stop_strings import StopStrings
@@ -20,6 +20,7 @@ def first_match(text: bytes, stops: list[str]) -> tuple[int, str] | None:
     return None
 
 
+@settings(deadline=None)
 @given(STOPS, CHUNKS)
 def test_the_first_complete_stop_string_is_found_in_the_chunk_that_completes_it(
     stops: list[str], chunks: list[bytes]
@@ -39,6 +40,7 @@ def test_the_first_complete_stop_string_is_found_in_the_chunk_that_completes_it(
             return
 
 
+@settings(deadline=None)
 @given(STOPS, CHUNKS)
 def test_held_is_the_longest_ending_that_begins_a_stop_string(stops: list[str], chunks: list[bytes]) -> None:
     matcher = StopStrings(stops)
@@ -50,6 +52,7 @@ def test_held_is_the_longest_ending_that_begins_a_stop_string(stops: list[str], 
         assert matcher.held == max((len(p) for p in prefixes if text.endswith(p)), default=0)
 
 
+@settings(deadline=None)
 @given(STOPS, CHUNKS, CHUNKS)
 def test_matches_after_an_ignored_one_are_found_too(stops: list[str], before: list[bytes], after: list[bytes]) -> None:
     """Every chunk that completes a stop string says so, whatever came before."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engine.stop_strings import StopStrings
@@ -24,6 +24,7 @@ def chunks_of(ids: list[int], cuts: list[int]) -> list[list[int]]:
     return [ids[start:end] for start, end in itertools.pairwise(edges)]
 
 
+@settings(deadline=None)
 @given(IDS, STOPS, st.lists(st.integers(0, 40), max_size=10))
 def test_deltas_add_up_to_the_whole_text_however_they_are_cut(
     ids: list[int], stops: list[str], cuts: list[int]
@@ -36,6 +37,7 @@ def test_deltas_add_up_to_the_whole_text_however_they_are_cut(
     assert "".join(deltas) == whole(ids)
 
 
+@settings(deadline=None)
 @given(IDS, STOPS)
 def test_text_is_cut_before_the_stop_string_that_ended_the_reply(ids: list[int], stops: list[str]) -> None:
     """I2: a stop string split over tokens is held back and never shown."""
@@ -60,6 +62,7 @@ def test_text_is_cut_before_the_stop_string_that_ended_the_reply(ids: list[int],
         assert text == data[:start].decode("utf-8", "replace")
 
 
+@settings(deadline=None)
 @given(IDS, STOPS)
 def test_no_text_waits_that_could_be_shown(ids: list[int], stops: list[str]) -> None:
     """I2: what is held back is an incomplete character, or could become (or just became) a stop string."""

@@ -23,8 +23,8 @@ FolderOf = Callable[[str], Path]
 
 @pytest.fixture
 def tiny(folder_of: FolderOf) -> Callable[..., TinyGguf]:
-    def make(arch: str = "llama", family: str = "chatml") -> TinyGguf:
-        return TinyGguf(json.loads((folder_of(family) / "tokenizer.json").read_text()), arch)
+    def make(arch: str = "llama", family: str = "chatml", *, biases: bool = False) -> TinyGguf:
+        return TinyGguf(json.loads((folder_of(family) / "tokenizer.json").read_text()), arch, biases=biases)
 
     return make
 
@@ -41,13 +41,13 @@ def logits_of(folder: Path, ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([ids])).logits[0]
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "llama-biased", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_converted_model_computes_what_the_original_does(
     arch: str, tied: bool, tiny: Callable[..., TinyGguf], tmp_path: Path
 ) -> None:
     """Names, shapes, Q/K order, biases, norms and head: the logits are those of the weights we began with."""
-    source = tiny(arch)
+    source = tiny(arch.partition("-")[0], biases="biased" in arch)
     if not tied:
         source.weights["output.weight"] = source.weights["token_embd.weight"][::-1].copy()
     folder = convert_to(tmp_path / "out", source.write(tmp_path / "tiny.gguf"))
@@ -199,6 +199,9 @@ def test_what_we_cannot_compute_is_refused_by_name(tmp_path: Path, tiny: Callabl
     extra = tiny()
     extra.weights["blk.0.attn_sinks.weight"] = np.zeros(4, np.float32)
     refused(extra, "unknown tensor")
+    half = tiny()
+    half.weights["blk.0.attn_q.bias"] = np.zeros(HIDDEN, np.float32)
+    refused(half, "not all of attn_q")
     longrope = tiny()
     longrope.meta["llama.rope.scaling.type"] = ("string", "longrope")
     refused(longrope, "rope scaling 'longrope'")

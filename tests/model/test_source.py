@@ -20,6 +20,7 @@ import pytest
 from actors.model import default_model
 from actors.model.errors import ModelNotFound, ModelUnusable
 from actors.model.source import resolve, served_name
+from actors.model.text import load_text
 
 FolderOf = Callable[[str], Path]
 
@@ -144,6 +145,22 @@ def test_the_default_model_comes_from_the_cache_at_once() -> None:
     assert resolve("default").path == folder
     assert time.perf_counter() - start < 1.0
     assert {"config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_default_model_speaks() -> None:
+    """End to end: were one tensor misnamed, or Q and K left in llama.cpp's order, this would be noise."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = resolve("default").path
+    tokenizer, template = load_text(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = template.render_root([{"role": "user", "content": "What is the capital of France?"}])
+    with torch.no_grad():
+        out = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, pad_token_id=0)[0]
+    assert "Paris" in tokenizer.decode(out[len(ids) :].tolist())
 
 
 HUB_FILES = {

@@ -16,7 +16,7 @@ from actors.model.tokenizer import Tokenizer
 KINDS = ["chatml", "llama3", "mistral", "mistral-prepend", "mistral-metaspace"]
 FolderOf = Callable[[str], Path]
 
-anything = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+anything = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 
 
 def same_text(decoded: str, text: str) -> bool:

@@ -17,8 +17,9 @@ CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content +
 class TinyGguf:
     """What goes into a test's file. Tests change it before `write`."""
 
-    def __init__(self, spec: dict[str, Any], arch: str) -> None:
+    def __init__(self, spec: dict[str, Any], arch: str, *, biases: bool = False) -> None:
         self.arch = arch
+        self.biases = biases
         vocab = spec["model"]["vocab"]
         added = {token["id"]: token for token in spec["added_tokens"]}
         pieces = {i: piece for piece, i in vocab.items()} | {i: token["content"] for i, token in added.items()}
@@ -48,9 +49,9 @@ class TinyGguf:
             made[f"blk.{layer}.ffn_down.weight"] = make(HIDDEN, INNER)
             for name in ("attn_norm", "ffn_norm"):
                 made[f"blk.{layer}.{name}.weight"] = make(HIDDEN)
-            if self.arch == "qwen2":
-                for name, count in rows.items():
-                    made[f"blk.{layer}.{name}.bias"] = make(count) - 1
+            biased = rows if self.arch == "qwen2" else {**rows, "attn_output": HIDDEN} if self.biases else {}
+            for name, count in biased.items():
+                made[f"blk.{layer}.{name}.bias"] = make(count)
             if self.arch == "qwen3":
                 for name in ("attn_q_norm", "attn_k_norm"):
                     made[f"blk.{layer}.{name}.weight"] = make(HEAD_DIM)
