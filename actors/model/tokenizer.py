@@ -45,7 +45,8 @@ class Tokenizer:
 
     def __init__(self, files: TokenizerFiles) -> None:
         spec = files.tokenizer
-        if (spec.get("model") or {}).get("type") != "BPE":
+        model = spec.get("model") or {}
+        if model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
             raise ModelUnusable("only BPE tokenizers are supported (byte-level, or SentencePiece with byte fallback)")
         added = [token for token in spec.get("added_tokens") or [] if token["content"].strip()]
         self._controls: dict[str, dict[str, Any]] = {token["content"]: token for token in added}
