@@ -10,12 +10,13 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from actors.ingress.chat_answer import Head
-from actors.ingress.core import Ingress
+from actors.ingress.core import Ingress, refused_by_template
 from actors.ingress.errors import GENERIC_INTERNAL, ApiError, from_finished, is_answer
 from actors.ingress.http_io import ClientGone, read_body, request_id_of, send_error, send_whole
 from actors.ingress.lifeline import Lifeline
 from actors.ingress.metrics import RequestMeter
 from actors.ingress.openai_chat import ChatRequest, read_chat
+from actors.ingress.routing import Call
 from actors.ingress.running import Running
 from actors.ingress.streams import ChatStream, gather_text, session_of, worker_header
 from actors.ingress.validate import parse_object
@@ -89,7 +90,7 @@ class ChatExchange:
             else:
                 await self._whole(request, running, life)
         except ApiError as error:
-            raise _named(error, request) from None
+            raise _as_asked(error, request, call) from None
         finally:
             running.abandon()
 
@@ -134,8 +135,10 @@ class ChatExchange:
             self._meter.end(Outcome.ABORT, Reason.CLIENT_DISCONNECT, Stage.INGRESS)
 
 
-def _named(error: ApiError, request: ChatRequest) -> ApiError:
-    """With the field as this client wrote it."""
+def _as_asked(error: ApiError, request: ChatRequest, call: Call) -> ApiError:
+    """The error in terms of what this client wrote."""
+    if error.reason is Reason.SESSION_EXISTS and call.turn_refused:
+        return refused_by_template(call.turn_refused)
     if error.param == "max_tokens":
         error.param = request.max_tokens_field
     elif error.param is None and error.reason is Reason.TOO_LARGE:

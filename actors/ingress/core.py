@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from actors.ingress.chat_messages import text_bytes
@@ -56,15 +57,14 @@ class Ingress:
                 f"The messages are {size} bytes of text; a context of {self.text.max_context} tokens never holds it."
             )
             raise ApiError(Reason.TOO_LARGE, message, param="messages")
-        render = self._render_session if request.session is not None else self._render_plain
         try:
             if size <= INLINE_RENDER_BYTES:
-                ids = render(request)
+                prompt = self._render(request)
             else:
-                ids = await asyncio.get_running_loop().run_in_executor(self._tokenisers, render, request)
+                prompt = await asyncio.get_running_loop().run_in_executor(self._tokenisers, self._render, request)
         except ValueError as error:
-            raise Invalid("messages", f"The model's chat template refuses these messages: {error}") from error
-        return Call(_submit(request, ids), request.session, request.affinity)
+            raise refused_by_template(str(error)) from error
+        return Call(_submit(request, prompt.ids), request.session, request.affinity, prompt.turn_refused)
 
     async def close(self) -> None:
         """End what runs with `Reason.SHUTDOWN`. Nothing can be started afterwards."""
@@ -82,17 +82,36 @@ class Ingress:
             "cached_placements": self.router.cached_placements,
         }
 
-    def _render_plain(self, request: ChatRequest) -> dict[str, Any]:
-        return {"input_ids": tuple(self.text.template.render_root(request.messages))}
+    def _render(self, request: ChatRequest) -> Prompt:
+        """For a turn both forms, because only the worker knows whether there is history to append to. Raises
+        ValueError when the template refuses the messages as a beginning, unless they go on from a named turn."""
+        template, use = self.text.template, request.session
+        if use is not None and not use.from_head and use.parent is not None:
+            turn = template.render_turn(request.messages)
+            return Prompt({"input_ids": tuple(turn.input_ids), "close_ids": tuple(turn.close_ids)})
+        root = tuple(template.render_root(request.messages))
+        if use is None:
+            return Prompt({"input_ids": root})
+        if use.create or not use.from_head:
+            return Prompt({"input_ids": root, "root_ids": root})
+        try:
+            turn = template.render_turn(request.messages)
+        except ValueError as error:
+            return Prompt({"input_ids": root, "root_ids": root}, turn_refused=str(error))
+        return Prompt({"input_ids": tuple(turn.input_ids), "root_ids": root, "close_ids": tuple(turn.close_ids)})
 
-    def _render_session(self, request: ChatRequest) -> dict[str, Any]:
-        """Both forms, because only the worker knows whether there is history to append to."""
-        root = tuple(self.text.template.render_root(request.messages))
-        assert request.session is not None
-        if not request.session.from_head and request.session.parent is None:
-            return {"input_ids": root, "root_ids": root}
-        turn = self.text.template.render_turn(request.messages)
-        return {"input_ids": tuple(turn.input_ids), "root_ids": root, "close_ids": tuple(turn.close_ids)}
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The id fields of a `Submit`. `turn_refused`: these messages can begin a conversation but not go on with one
+    (a system message, in most templates), and why."""
+
+    ids: dict[str, tuple[int, ...]]
+    turn_refused: str = ""
+
+
+def refused_by_template(why: str) -> ApiError:
+    return Invalid("messages", f"The model's chat template refuses these messages: {why}")
 
 
 def _submit(request: ChatRequest, ids: dict[str, Any]) -> Submit:

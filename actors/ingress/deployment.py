@@ -10,15 +10,13 @@ from starlette.applications import Starlette
 
 from actors.ingress.app import build_app
 from actors.ingress.core import Ingress
-from actors.ingress.text import TextModel
+from actors.ingress.load_text import load_text_model
 from actors.ports import PoolPort
 from configs import RemoraConfig
 from configs.load import from_tree
 
 PoolPortFactory = Callable[[Any], PoolPort]
 """Makes the ingress's port to the pool out of the pool's deployment handle."""
-TextFactory = Callable[[RemoraConfig], TextModel]
-"""Loads what the ingress must know of the model: tokeniser, template, sizes."""
 
 MAX_ONGOING_REQUESTS = 10_000
 """Admission is the workers' business (429): Serve must never make a request wait where an abort cannot reach it."""
@@ -33,20 +31,14 @@ MAX_ONGOING_REQUESTS = 10_000
 )
 @serve.ingress()
 class IngressDeployment:
-    """`IngressDeployment.bind(pool_port_factory, pool_handle, text_factory, config_tree)`.
+    """`IngressDeployment.bind(pool_port_factory, pool_handle, config_tree)`.
 
-    The factories are passed in because the pool's adapter and the model's location are the cluster's business.
+    The factory is passed in because the pool's adapter belongs to a layer above this one.
     """
 
-    def __init__(
-        self,
-        pool_port_factory: PoolPortFactory,
-        pool_handle: Any,
-        text_factory: TextFactory,
-        config_tree: dict[str, Any],
-    ) -> None:
+    def __init__(self, pool_port_factory: PoolPortFactory, pool_handle: Any, config_tree: dict[str, Any]) -> None:
         config = from_tree(RemoraConfig, config_tree)
-        self._ingress = Ingress(pool_port_factory(pool_handle), text_factory(config), config)
+        self._ingress = Ingress(pool_port_factory(pool_handle), load_text_model(config), config)
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return build_app(self._ingress)

@@ -47,11 +47,13 @@ class Call:
     """A request ready to be placed. `submit` has no key, ingress or turn yet: each attempt has its own.
 
     `affinity`: for requests without a session, what they share a prefix by (rule P5).
+    `turn_refused`: the messages can only begin a conversation; when the session has history, this is why not.
     """
 
     submit: Submit
     session: SessionUse | None = None
     affinity: str | None = None
+    turn_refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class Router:
         found = known or await self._find(tenant, use, avoid)
         self.remember(found)
         _check_mode(found, use)
-        return Target(found.worker_id, _turn_of(found, use), cached=known is not None)
+        return Target(found.worker_id, _turn_of(found, call), cached=known is not None)
 
     def remember(self, found: Placement) -> None:
         key = (found.session.tenant, found.session.session_id)
@@ -188,7 +190,9 @@ def _check_mode(found: Placement, use: SessionUse) -> None:
         raise ApiError(Reason.INVALID, message, param="session.mode", stage=Stage.ROUTING)
 
 
-def _turn_of(found: Placement, use: SessionUse) -> TurnOf:
+def _turn_of(found: Placement, call: Call) -> TurnOf:
+    use = call.session
+    assert use is not None
     return TurnOf(
         session_id=use.session_id,
         generation=found.session.generation,
@@ -199,5 +203,5 @@ def _turn_of(found: Placement, use: SessionUse) -> TurnOf:
         drop_previous_output=use.drop_previous_output,
         offset=use.offset,
         on_busy=use.on_busy,
-        create=use.create,
+        create=use.create or bool(call.turn_refused),
     )

@@ -9,10 +9,10 @@ from typing import Any
 
 from actors.ingress.app import build_app
 from actors.ingress.core import Ingress
+from actors.ingress.toy_text import toy_text
 from configs.schema import IngressConfig, RemoraConfig, TimeoutConfig
 from tests.ingress.asgi import Client
 from tests.ingress.scripted import Script, ScriptedPool, ScriptedWorker, nothing
-from tests.ingress.toy_text import toy_text
 
 
 @dataclass
@@ -51,7 +51,7 @@ async def edge(
         RemoraConfig(), ingress=IngressConfig(**{"flush_s": 0.005, **ingress}), timeouts=timeouts or TimeoutConfig()
     )
     pool = ScriptedPool(*(ScriptedWorker(f"w{number}", script) for number in range(1, workers + 1)))
-    core = Ingress(pool, toy_text(max_context), config)
+    core = Ingress(pool, toy_text(max_context=max_context), config)
     try:
         yield Edge(Client(build_app(core)), pool, core)
     finally:

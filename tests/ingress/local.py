@@ -12,6 +12,7 @@ from typing import Any
 
 from actors.ingress.app import build_app
 from actors.ingress.core import Ingress
+from actors.ingress.toy_text import toy_text
 from actors.messages import Abort, CloseSession, Event, SessionClosed, SessionMode, Submit
 from actors.ports import Ask, Member, NoWorker, Placement, WorkerGone
 from actors.records import SessionRecord
@@ -21,7 +22,6 @@ from actors.worker.shell import WorkerShell, WorkerStopped
 from cluster.store.sqlite import SqliteStore
 from configs import EngineConfig, IngressConfig, RemoraConfig
 from tests.ingress.asgi import Client
-from tests.ingress.toy_text import toy_text
 
 RunnerMaker = Callable[[], ModelRunner]
 

@@ -35,7 +35,7 @@ def test_a_session_turn_carries_what_the_worker_needs() -> None:
             submit = at.worker.submits[0]
             assert bytes(submit.input_ids) == b"user: two\nassistant: "
             assert submit.close_ids == tuple(b"\n")
-            assert submit.root_ids == submit.input_ids
+            assert submit.root_ids is None  # `parent` names a turn: there is history or nothing
             assert submit.turn is not None
             assert (submit.turn.session_id, submit.turn.generation, submit.turn.epoch) == ("s", 1, 1)
             assert (submit.turn.from_head, submit.turn.parent, submit.turn.on_busy) == (False, "r1", "queue")

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from actors.ingress.errors import ApiError
 from actors.ingress.openai_chat import ChatRequest, read_chat
+from actors.ingress.toy_text import toy_text
 from actors.ingress.validate import parse_object
 from actors.messages import OnBusy, SessionMode
 from configs.schema import RemoraConfig, TimeoutConfig
 from tests.ingress.asgi import run
 from tests.ingress.harness import edge
 from tests.ingress.scripted import says
-from tests.ingress.toy_text import toy_text
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from actors.ingress.toy_text import TOY_VOCAB_BYTES
 from actors.runner.script import ScriptRunner
-from actors.runner.toy import toy_continuation
+from actors.runner.toy import TOY_VOCAB_SIZE, toy_continuation
 from configs import EngineConfig
 from tests.ingress.asgi import Call, eventually, run
 from tests.ingress.local import Cluster, cluster
-from tests.ingress.toy_text import VOCAB_BYTES, VOCAB_SIZE
 
 SESSION = {"id": "s", "create": True}
 
@@ -85,6 +85,22 @@ def test_a_session_needs_only_what_is_new(tmp_path: Path) -> None:
             assert (info["turns"], info["worker"], info["state"]) == (4, "w1", "idle")
             again = await chat(at, "x", session=SESSION).whole()
             assert (again.status, again.json()["error"]["reason"]) == (409, "session_exists")
+
+    run(check())
+
+
+def test_a_system_message_may_open_a_session_but_not_interrupt_it(tmp_path: Path) -> None:
+    """T6, S14: messages that only a beginning may have never run without the history that is there."""
+
+    async def check() -> None:
+        opening = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
+        async with cluster(tmp_path) as at:
+            await at.client.post("/v1/sessions", {"id": "s"})
+            first = await at.client.chat(opening, temperature=0, max_tokens=8, session={"id": "s"}).whole()
+            assert text_of(first) == reply("system: be kind\nuser: hi\nassistant: ", 8)
+            late = await at.client.chat(opening, session={"id": "s"}).whole()
+            assert (late.status, late.json()["error"]["param"]) == (400, "messages")
+            assert (await chat(at, "more", session={"id": "s"}).whole()).json()["session"]["turn"] == 2
 
     run(check())
 
@@ -281,7 +297,7 @@ def test_stop_strings_and_split_characters_over_the_engine(tmp_path: Path) -> No
     script = "né 🙂 alpha beta gamma delta".encode()
 
     def runner() -> ScriptRunner:
-        return ScriptRunner(list(script), vocab_bytes=VOCAB_BYTES, eos_id=VOCAB_SIZE - 1)
+        return ScriptRunner(list(script), vocab_bytes=TOY_VOCAB_BYTES, eos_id=TOY_VOCAB_SIZE - 1)
 
     async def check() -> None:
         async with cluster(tmp_path, runner=runner, flush_s=0.0) as at:
@@ -290,7 +306,7 @@ def test_stop_strings_and_split_characters_over_the_engine(tmp_path: Path) -> No
             assert whole.json()["choices"][0]["finish_reason"] == "stop"
             for stop, shown in (
                 (["beta gamma"], "né 🙂 alpha "),
-                (["ta g", "beta gam"], "né 🙂 alpha "),
+                (["ta g", "beta gam"], "né 🙂 alpha be"),
                 ("🙂", "né "),
             ):
                 unary = await at.client.chat("x", stop=stop).whole()

@@ -1,4 +1,4 @@
-"""A model's text for tests: one token per byte, as the toy runner has it, and a chat template of plain lines."""
+"""The text of the toy runner: one token per byte, and a chat template of plain lines. Needs no files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from actors.ingress.text import TextModel
 from actors.model.detokenizer import Detokenizer
+from actors.runner.toy import TOY_VOCAB_SIZE
 
-VOCAB_SIZE = 260
-VOCAB_BYTES = tuple(bytes([i]) if i < 256 else b"" for i in range(VOCAB_SIZE))
-MODEL = "toy"
+TOY_VOCAB_BYTES = tuple(bytes([i]) if i < 256 else b"" for i in range(TOY_VOCAB_SIZE))
+TOY_MAX_CONTEXT = 8192
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LineTurn:
     close_ids: tuple[int, ...]
     input_ids: tuple[int, ...]
@@ -29,18 +29,20 @@ class LineTemplate:
         return list(self._lines(messages).encode())
 
     def render_turn(self, messages: Sequence[Mapping[str, Any]]) -> LineTurn:
+        if any(message["role"] == "system" for message in messages):
+            raise ValueError("a conversation that has begun takes no system message")
         return LineTurn(tuple(b"\n"), tuple(self._lines(messages).encode()))
 
     def _lines(self, messages: Sequence[Mapping[str, Any]]) -> str:
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
 
 
-def toy_text(max_context: int = 8192) -> TextModel:
+def toy_text(name: str = "toy", max_context: int = TOY_MAX_CONTEXT) -> TextModel:
     return TextModel(
-        name=MODEL,
+        name=name,
         template=LineTemplate(),
-        decoder=lambda stop: Detokenizer(VOCAB_BYTES, stop),
-        vocab_size=VOCAB_SIZE,
+        decoder=lambda stop: Detokenizer(TOY_VOCAB_BYTES, stop),
+        vocab_size=TOY_VOCAB_SIZE,
         max_context=max_context,
         max_token_bytes=1,
     )
