@@ -23,6 +23,7 @@ CREATE TABLE sessions (
     UNIQUE (tenant, session_id)
 );
 CREATE INDEX sessions_by_owner ON sessions (owner);
+CREATE INDEX sessions_by_activity ON sessions (last_active_at) WHERE idle_timeout_s > 0;
 CREATE TABLE turns (
     generation INTEGER NOT NULL REFERENCES sessions (generation) ON DELETE CASCADE,
     number INTEGER NOT NULL,

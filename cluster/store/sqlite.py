@@ -1,15 +1,18 @@
-"""Sessions in one SQLite file: write-ahead log, synchronous commits, one transaction per batch of turns.
+"""Sessions in one SQLite file, owned by one process at a time.
 
-One process owns the file (the store actor); within it any thread may call. Token ids are little-endian int32.
+The file is in WAL mode with `synchronous=FULL`: what a method changed is on the disk when it returns. It is locked
+exclusively while open, so that two clusters cannot take each other's sessions over.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from actors.messages import Outcome, SessionMode
 from actors.records import (
@@ -22,66 +25,49 @@ from actors.records import (
     TurnRecord,
 )
 from actors.wire import pack_ids, unpack_ids
+from cluster.store.schema import SchemaTooNew, prepare
 
-SCHEMA_VERSION = 1
+LOCK_WAIT_S = 10.0
+"""How long opening waits for another process to let go of the file (the last owner may be about to end)."""
 
-_SCHEMA = """
-CREATE TABLE sessions (
-    generation INTEGER PRIMARY KEY AUTOINCREMENT,   -- never used again, also not after a close
-    tenant TEXT NOT NULL,
-    session_id TEXT NOT NULL,
-    epoch INTEGER NOT NULL,
-    owner TEXT NOT NULL,
-    mode TEXT NOT NULL,
-    idle_timeout_s REAL,
-    capacity_tokens INTEGER,
-    turns INTEGER NOT NULL,
-    tokens INTEGER NOT NULL,
-    last_active_at REAL NOT NULL,
-    UNIQUE (tenant, session_id)
-);
-CREATE INDEX sessions_by_owner ON sessions (owner);
-CREATE INDEX sessions_by_activity ON sessions (last_active_at) WHERE idle_timeout_s > 0;
-CREATE TABLE turns (
-    generation INTEGER NOT NULL REFERENCES sessions (generation) ON DELETE CASCADE,
-    number INTEGER NOT NULL,
-    rid TEXT NOT NULL,
-    parent TEXT,
-    keep INTEGER NOT NULL,
-    input_ids BLOB NOT NULL,
-    output_ids BLOB NOT NULL,
-    outcome TEXT NOT NULL,
-    digest BLOB NOT NULL,
-    cached_tokens INTEGER NOT NULL,
-    matched TEXT,
-    PRIMARY KEY (generation, number),
-    UNIQUE (generation, rid)
-) WITHOUT ROWID;
-"""
-_SESSION_COLUMNS = (
+_SESSION = (
     "tenant, session_id, generation, epoch, owner, mode, idle_timeout_s, capacity_tokens, turns, tokens, last_active_at"
 )
-_TURN_COLUMNS = "number, rid, parent, keep, input_ids, output_ids, outcome, digest, cached_tokens, matched"
+_TURN = "rid, number, parent, keep, input_ids, output_ids, outcome, digest, cached_tokens, matched, dropped"
+_TIMED_OUT = "idle_timeout_s > 0 AND last_active_at + idle_timeout_s <= ?"
+_FAILURES = (sqlite3.Error, OSError, OverflowError, ValueError)
+"""What a medium that fails, a value that it cannot hold and a row that makes no sense raise."""
 
 
 class SqliteStore:
-    """Implements `actors.records.SessionStore`. `busy_timeout_s`: how long to wait for a lock somebody else holds."""
+    """Implements `SessionStore`. Any thread may call; calls run one after the other."""
 
-    def __init__(self, path: str | Path, *, busy_timeout_s: float = 10.0) -> None:
-        self._lock = threading.RLock()
-        with _store_errors():
-            Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(
-                Path(path).expanduser(), timeout=busy_timeout_s, isolation_level=None, check_same_thread=False
-            )
-            self._prepare()
+    def __init__(self, path: str | Path, *, lock_wait_s: float = LOCK_WAIT_S) -> None:
+        """Opens the file, or makes it and its folder. Raises StoreError."""
+        self._path = Path(path)
+        self._lock = threading.Lock()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(self._path, timeout=lock_wait_s, isolation_level=None, check_same_thread=False)
+        except _FAILURES as error:
+            raise self._failed(error) from error
+        try:
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA foreign_keys = ON")
+            with self._transaction():
+                prepare(self._db)
+        except (StoreError, SchemaTooNew, *_FAILURES) as error:
+            self._db.close()
+            raise self._failed(error) from error
 
     def shut(self) -> None:
-        """Close the file."""
+        """Let go of the file. Every later call raises StoreError."""
         with self._lock:
             self._db.close()
 
-    # -- sessions --------------------------------------------------------------------------------------------------
+    # -- sessions and their owners ---------------------------------------------------------------------------------
 
     def create(
         self,
@@ -95,86 +81,101 @@ class SqliteStore:
         now: float,
     ) -> SessionRecord:
         values = (tenant, session_id, owner, mode.value, idle_timeout_s, capacity_tokens, now)
-        with self._transaction() as db:
-            cursor = db.execute(
+        with self._transaction():
+            if self._find(tenant, session_id) is not None:
+                raise SessionExists(session_id)
+            self._db.execute(
                 "INSERT INTO sessions (tenant, session_id, epoch, owner, mode, idle_timeout_s, capacity_tokens, turns,"
-                " tokens, last_active_at) VALUES (?, ?, 1, ?, ?, ?, ?, 0, 0, ?)"
-                " ON CONFLICT (tenant, session_id) DO NOTHING",
+                " tokens, last_active_at) VALUES (?, ?, 1, ?, ?, ?, ?, 0, 0, ?)",
                 values,
             )
-            if cursor.rowcount == 0:
-                raise SessionExists(session_id)
-            return self._find(tenant, session_id)
+            return self._known(tenant, session_id)
 
     def acquire(self, tenant: str, session_id: str, *, owner: str, expected_epoch: int) -> SessionRecord:
-        with self._transaction() as db:
-            db.execute(
+        with self._transaction():
+            self._db.execute(
                 "UPDATE sessions SET owner = ?, epoch = epoch + 1 WHERE tenant = ? AND session_id = ? AND epoch = ?",
                 (owner, tenant, session_id, expected_epoch),
             )
-            return self._find(tenant, session_id)
-
-    def get(self, tenant: str, session_id: str) -> SessionRecord:
-        with self._reading():
-            return self._find(tenant, session_id)
-
-    def load(self, tenant: str, session_id: str, generation: int) -> tuple[SessionRecord, list[TurnRecord]]:
-        with self._transaction() as db:
-            record = self._find(tenant, session_id)
-            if record.generation != generation:
-                raise SessionUnknown(session_id)
-            rows = db.execute(
-                f"SELECT {_TURN_COLUMNS} FROM turns WHERE generation = ? ORDER BY number",  # noqa: S608
-                (generation,),
-            )
-            return record, [_turn(row) for row in rows]
+            return self._known(tenant, session_id)
 
     def close(self, tenant: str, session_id: str, generation: int) -> bool:
-        with self._transaction() as db:
-            cursor = db.execute(
+        with self._transaction():
+            gone = self._db.execute(
                 "DELETE FROM sessions WHERE tenant = ? AND session_id = ? AND generation = ?",
                 (tenant, session_id, generation),
             )
-            return cursor.rowcount > 0
+            return gone.rowcount > 0
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def get(self, tenant: str, session_id: str) -> SessionRecord:
+        with self._reading():
+            return self._known(tenant, session_id)
+
+    def load(self, tenant: str, session_id: str, generation: int) -> tuple[SessionRecord, list[TurnRecord]]:
+        with self._reading():
+            record = self._known(tenant, session_id)
+            if record.generation != generation:
+                raise SessionUnknown(session_id)
+            rows = self._db.execute(f"SELECT {_TURN} FROM turns WHERE generation = ? ORDER BY number", (generation,))
+            return record, [_turn(row) for row in rows]
+
+    def count(self, tenant: str) -> int:
+        with self._reading():
+            (number,) = self._db.execute("SELECT count(*) FROM sessions WHERE tenant = ?", (tenant,)).fetchone()
+            return int(number)
 
     def list_sessions(self, tenant: str, *, after: str = "", limit: int = 100) -> list[SessionRecord]:
         return self._select("tenant = ? AND session_id > ? ORDER BY session_id LIMIT ?", tenant, after, limit)
 
     def owned_by(self, owner: str) -> list[SessionRecord]:
-        return self._select("owner = ? ORDER BY generation", owner)
+        return self._select("owner = ? ORDER BY tenant, session_id", owner)
 
     def expired(self, now: float, limit: int = 1000) -> list[SessionRecord]:
-        condition = "idle_timeout_s > 0 AND last_active_at + idle_timeout_s <= ? ORDER BY last_active_at LIMIT ?"
-        return self._select(condition, now, limit)
+        return self._select(f"{_TIMED_OUT} ORDER BY last_active_at, generation LIMIT ?", now, limit)
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def commit(self, commits: list[TurnCommit], now: float) -> list[CommitStatus]:
         with self._transaction():
-            return [self._commit_one(commit, now) for commit in commits]
+            return [self._commit(commit, now) for commit in commits]
 
-    def _commit_one(self, commit: TurnCommit, now: float) -> CommitStatus:
-        current = self._db.execute(
-            "SELECT epoch FROM sessions WHERE tenant = ? AND session_id = ? AND generation = ?",
-            (commit.tenant, commit.session_id, commit.generation),
-        ).fetchone()
-        if current is None or current[0] != commit.epoch:
-            return CommitStatus.STALE
+    def _commit(self, commit: TurnCommit, now: float) -> CommitStatus:
         turn = commit.turn
-        stored = self._db.execute(
-            "SELECT number FROM turns WHERE generation = ? AND rid = ?", (commit.generation, turn.rid)
-        ).fetchone()
-        if stored is not None and stored[0] == turn.number:
+        record = self._find(commit.tenant, commit.session_id)
+        if record is None or record.generation != commit.generation:
+            return CommitStatus.STALE
+        if self._stored(record.generation, turn):
             return CommitStatus.OK
-        self._db.executemany(
-            "DELETE FROM turns WHERE generation = ? AND rid = ?", [(commit.generation, rid) for rid in turn.dropped]
-        )
+        if record.epoch != commit.epoch:
+            return CommitStatus.STALE
+        dropped = self._db.executemany(
+            "DELETE FROM turns WHERE generation = ? AND rid = ?", [(record.generation, rid) for rid in turn.dropped]
+        ).rowcount
+        self._insert(record.generation, turn)
         self._db.execute(
-            f"INSERT INTO turns (generation, {_TURN_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
+            "UPDATE sessions SET turns = ?, tokens = ?, last_active_at = ? WHERE generation = ?",
+            (record.turns + 1 - max(dropped, 0), commit.tokens, now, record.generation),
+        )
+        return CommitStatus.OK
+
+    def _stored(self, generation: int, turn: TurnRecord) -> bool:
+        """Whether this very turn is there. Another owner's turn of the same name and number, but with other tokens, is
+        not it."""
+        row = self._db.execute(
+            f"SELECT {_TURN} FROM turns WHERE generation = ? AND rid = ? AND number = ?",
+            (generation, turn.rid, turn.number),
+        ).fetchone()
+        return row is not None and _turn(row) == turn
+
+    def _insert(self, generation: int, turn: TurnRecord) -> None:
+        self._db.execute(
+            f"INSERT INTO turns (generation, {_TURN}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                commit.generation,
-                turn.number,
+                generation,
                 turn.rid,
+                turn.number,
                 turn.parent,
                 turn.keep,
                 pack_ids(turn.input_ids),
@@ -183,67 +184,59 @@ class SqliteStore:
                 turn.digest,
                 turn.cached_tokens,
                 turn.matched,
+                json.dumps(turn.dropped),
             ),
         )
-        self._db.execute(
-            "UPDATE sessions SET tokens = ?, last_active_at = ?,"
-            " turns = (SELECT count(*) FROM turns WHERE turns.generation = sessions.generation) WHERE generation = ?",
-            (commit.tokens, now, commit.generation),
-        )
-        return CommitStatus.OK
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("PRAGMA foreign_keys = ON")
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
-            raise StoreError(f"the session file has schema {version}; this release knows {SCHEMA_VERSION}")
-        if version == 0:
-            self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    def _find(self, tenant: str, session_id: str) -> SessionRecord | None:
+        row = self._db.execute(
+            f"SELECT {_SESSION} FROM sessions WHERE tenant = ? AND session_id = ?", (tenant, session_id)
+        ).fetchone()
+        return None if row is None else _session(row)
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, _store_errors():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+    def _known(self, tenant: str, session_id: str) -> SessionRecord:
+        record = self._find(tenant, session_id)
+        if record is None:
+            raise SessionUnknown(session_id)
+        return record
+
+    def _select(self, where: str, *values: object) -> list[SessionRecord]:
+        with self._reading():
+            return [_session(row) for row in self._db.execute(f"SELECT {_SESSION} FROM sessions WHERE {where}", values)]
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        with self._lock, _store_errors():
-            yield
+        with self._lock:
+            try:
+                yield
+            except _FAILURES as error:
+                raise self._failed(error) from error
 
-    def _find(self, tenant: str, session_id: str) -> SessionRecord:
-        found = self._select("tenant = ? AND session_id = ?", tenant, session_id)
-        if not found:
-            raise SessionUnknown(session_id)
-        return found[0]
-
-    def _select(self, condition: str, *values: object) -> list[SessionRecord]:
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it or nothing, and on the disk when it ends well."""
         with self._reading():
-            rows = self._db.execute(f"SELECT {_SESSION_COLUMNS} FROM sessions WHERE {condition}", values)  # noqa: S608
-            return [_session(row) for row in rows]
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+
+    def _failed(self, error: BaseException) -> StoreError:
+        if isinstance(error, StoreError):
+            return error
+        text = str(error)
+        if "locked" in text:
+            text += " (another process has it open)"
+        return StoreError(f"session store {self._path}: {text}")
 
 
-@contextmanager
-def _store_errors() -> Iterator[None]:
-    """Whatever SQLite or the file system says becomes a StoreError."""
-    try:
-        yield
-    except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"{type(error).__name__}: {error}") from error
-
-
-def _session(row: tuple) -> SessionRecord:  # type: ignore[type-arg]
-    tenant, session_id, generation, epoch, owner, mode, idle_timeout_s, capacity, turns, tokens, active = row
+def _session(row: tuple[Any, ...]) -> SessionRecord:
+    tenant, session_id, generation, epoch, owner, mode, idle, capacity, turns, tokens, last = row
     return SessionRecord(
         tenant=tenant,
         session_id=session_id,
@@ -251,25 +244,26 @@ def _session(row: tuple) -> SessionRecord:  # type: ignore[type-arg]
         epoch=epoch,
         owner=owner,
         mode=SessionMode(mode),
-        idle_timeout_s=idle_timeout_s,
+        idle_timeout_s=idle,
         capacity_tokens=capacity,
         turns=turns,
         tokens=tokens,
-        last_active_at=active,
+        last_active_at=last,
     )
 
 
-def _turn(row: tuple) -> TurnRecord:  # type: ignore[type-arg]
-    number, rid, parent, keep, input_ids, output_ids, outcome, digest, cached_tokens, matched = row
+def _turn(row: tuple[Any, ...]) -> TurnRecord:
+    rid, number, parent, keep, inputs, outputs, outcome, digest, cached, matched, dropped = row
     return TurnRecord(
         rid=rid,
         number=number,
         parent=parent,
         keep=keep,
-        input_ids=unpack_ids(input_ids),
-        output_ids=unpack_ids(output_ids),
+        input_ids=unpack_ids(inputs),
+        output_ids=unpack_ids(outputs),
         outcome=Outcome(outcome),
         digest=digest,
-        cached_tokens=cached_tokens,
+        cached_tokens=cached,
         matched=matched,
+        dropped=tuple(json.loads(dropped)),
     )

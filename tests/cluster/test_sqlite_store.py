@@ -76,7 +76,7 @@ def test_a_process_killed_between_commits_loses_nothing_it_was_told_is_stored(
     last_told = max([acknowledged, *told])
     store = SqliteStore(path)
     turns = [store.load("t", record.session_id, record.generation)[1] for record in store.list_sessions("t")]
-    store.close_file()
+    store.shut()
     numbers = [[turn.number for turn in one] for one in turns]
     assert numbers[0] == list(range(1, len(numbers[0]) + 1))
     assert len(numbers[0]) in (last_told, last_told + 1)
@@ -88,23 +88,23 @@ def test_the_file_outlives_its_store(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "deep" / "er" / "s.sqlite")
     commit = a_commit(store)
     store.commit([commit], 2.0)
-    store.close_file()
+    store.shut()
     again = SqliteStore(tmp_path / "deep" / "er" / "s.sqlite")
     assert again.load("t", "s", commit.generation)[1] == [commit.turn]
-    again.close_file()
+    again.shut()
 
 
 def test_a_file_has_one_owner_at_a_time(tmp_path: Path) -> None:
     first = SqliteStore(tmp_path / "s.sqlite")
     with pytest.raises(StoreError, match="another process has it open"):
         SqliteStore(tmp_path / "s.sqlite", lock_wait_s=0.05)
-    first.close_file()
-    SqliteStore(tmp_path / "s.sqlite", lock_wait_s=0.05).close_file()
+    first.shut()
+    SqliteStore(tmp_path / "s.sqlite", lock_wait_s=0.05).shut()
 
 
 def test_a_file_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
-    SqliteStore(path).close_file()
+    SqliteStore(path).shut()
     with sqlite3.connect(path) as db:
         db.execute("UPDATE remora_schema SET version = 99")
     db.close()
@@ -149,7 +149,7 @@ def test_a_full_disk_fails_the_whole_batch_and_later_ones_work(tmp_path: Path) -
     assert store.load("t", "s", small.generation)[1] == []
     store.commit([small], 3.0)
     assert store.load("t", "s", small.generation)[1] == [small.turn]
-    store.close_file()
+    store.shut()
 
 
 def test_values_that_do_not_fit_are_store_errors_and_change_nothing(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_values_that_do_not_fit_are_store_errors_and_change_nothing(tmp_path: Pa
     with pytest.raises(StoreError):
         store.create("t", "\ud800", capacity_tokens=None, **options)  # type: ignore[arg-type]
     assert store.count("t") == 0
-    store.close_file()
+    store.shut()
 
 
 def test_a_torn_row_is_a_store_error_and_not_a_wrong_history(tmp_path: Path) -> None:
@@ -172,12 +172,12 @@ def test_a_torn_row_is_a_store_error_and_not_a_wrong_history(tmp_path: Path) -> 
     store._db.execute("UPDATE turns SET input_ids = x'0102'")
     with pytest.raises(StoreError):
         store.load("t", "s", commit.generation)
-    store.close_file()
+    store.shut()
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "s.sqlite")
-    store.close_file()
+    store.shut()
     with pytest.raises(StoreError):
         store.get("t", "s")
 

@@ -26,7 +26,7 @@ from cluster.store.sqlite import SqliteStore
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionStore]:
     opened = SqliteStore(tmp_path / "sessions.sqlite")
     yield opened
-    opened.close_file()
+    opened.shut()
 
 
 def create(store: SessionStore, session_id: str = "s", tenant: str = "t", **changed: object) -> SessionRecord:

@@ -38,7 +38,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.now = 0.0
 
     def teardown(self) -> None:
-        self.store.close_file()
+        self.store.shut()
         self.folder.cleanup()
 
     @rule(name=names, owner=owners, idle=st.sampled_from([None, 0.0, 3.0]))
@@ -109,7 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen_the_file(self) -> None:
-        self.store.close_file()
+        self.store.shut()
         self.store = SqliteStore(Path(self.folder.name) / "s.sqlite")
 
     @invariant()
