@@ -14,20 +14,13 @@ import numpy as np
 
 from actors.engine.plan import NUM_RESERVED_PAGES, PlanItem, StepPlan, StepResult
 from actors.runner.base import RunnerInfo
+from actors.runner.randomness import splitmix64
 
 TOY_VOCAB_SIZE = 260
 TOY_EOS = 257
 _FIRST_PRINTABLE, _NUM_PRINTABLE = 32, 95
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
-
-
-def splitmix64(value: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a good hash of one 64-bit integer."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
 
 
 class ToyHandle:

@@ -1,0 +1,93 @@
+"""From logits to tokens.
+
+Order: penalties, logit bias, `min_tokens`, temperature, top-k, top-p, min-p; then one uniform number per token inverts
+the cumulative distribution. The number depends on the request's seed and the token's place in the output only, so that
+neither the batch nor a preemption changes what is sampled (rule I3).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from actors.messages import SamplingParams
+from actors.runner.randomness import uniform
+from actors.runner.torch.inputs import SampleRow
+
+_OFF = float("-inf")
+
+
+def sample(logits: Tensor, rows: list[SampleRow], last: dict[int, int], eos_ids: frozenset[int]) -> list[int]:
+    """One token per row; -1 for a row whose logits are not numbers.
+
+    logits: float32 [num_rows, vocab_size], changed in place. `last`: tokens that the step before sampled, for rows whose
+    `seen` lacks a pending one.
+    """
+    broken = logits.isnan().any(dim=-1).tolist()
+    for index, row in enumerate(rows):
+        if needs_adjusting(row):
+            _adjust(logits[index], row, last, eos_ids)
+    chosen: list[int] = logits.argmax(dim=-1).tolist()
+    for index, row in enumerate(rows):
+        if broken[index]:
+            chosen[index] = -1
+        elif row.sampling.temperature > 0:
+            chosen[index] = draw(logits[index], row.sampling, uniform(row.sampling.seed, row.output_index))
+    return chosen
+
+
+def needs_adjusting(row: SampleRow) -> bool:
+    sampling = row.sampling
+    return sampling.penalised or bool(sampling.logit_bias) or row.output_index < sampling.min_tokens
+
+
+def draw(logits: Tensor, sampling: SamplingParams, number: float) -> int:
+    """Sample from float32 logits [vocab_size] with a number in [0, 1). Ties are broken by token id."""
+    scaled = logits.double() / sampling.temperature
+    filtered = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+    if not filtered:
+        return _invert(torch.softmax(scaled, dim=-1), number)
+    ordered, ids = torch.sort(scaled, descending=True, stable=True)
+    if 0 < sampling.top_k < len(ordered):
+        ordered, ids = ordered[: sampling.top_k], ids[: sampling.top_k]
+    probabilities = torch.softmax(ordered, dim=-1)
+    keep = torch.ones_like(probabilities, dtype=torch.bool)
+    if sampling.top_p < 1.0:
+        keep &= probabilities.cumsum(-1) - probabilities < sampling.top_p
+    if sampling.min_p > 0.0:
+        keep &= probabilities >= sampling.min_p * probabilities[0]
+    keep[0] = True
+    return int(ids[_invert(probabilities * keep, number)])
+
+
+def _invert(weights: Tensor, number: float) -> int:
+    """Index of the first item whose cumulative weight exceeds `number` times the total."""
+    cumulative = weights.cumsum(-1)
+    index = int(torch.searchsorted(cumulative, cumulative[-1] * number, right=True))
+    return min(index, int(torch.nonzero(weights)[-1]))
+
+
+def _adjust(logits: Tensor, row: SampleRow, last: dict[int, int], eos_ids: frozenset[int]) -> None:
+    sampling = row.sampling
+    if sampling.penalised and row.seen is not None:
+        seen = list(row.seen) + ([last[row.uid]] if row.pending else [])
+        _penalise(logits, seen, row.prompt_len, sampling)
+    for token, bias in sampling.logit_bias:
+        logits[token] += bias
+    if row.output_index < sampling.min_tokens:
+        stops = [*eos_ids, *sampling.stop_token_ids]
+        logits[stops] = _OFF
+
+
+def _penalise(logits: Tensor, seen: list[int], prompt_len: int, sampling: SamplingParams) -> None:
+    """Repetition (Keskar et al. 2019) over prompt and output; presence and frequency, as OpenAI has them, over the
+    output alone."""
+    if sampling.repetition_penalty != 1.0:
+        ids = torch.tensor(sorted(set(seen)), device=logits.device)
+        values = logits[ids]
+        penalty = sampling.repetition_penalty
+        logits[ids] = torch.where(values > 0, values / penalty, values * penalty)
+    output = seen[prompt_len:]
+    if output and (sampling.presence_penalty or sampling.frequency_penalty):
+        ids, counts = torch.tensor(output, device=logits.device).unique(return_counts=True)
+        logits[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
