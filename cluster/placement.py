@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -105,6 +104,7 @@ def choose(workers: Iterable[Worker], directory: Directory, max_sessions: int) -
     return min(candidates)[-1] if candidates else None
 
 
-def spread(directory: Directory, workers: Iterable[Worker]) -> Counter[str]:
-    """Sessions per worker."""
-    return Counter({worker.worker_id: directory.count(worker.worker_id) for worker in workers})
+def ending_cost(worker: Worker, directory: Directory) -> tuple[int, ...]:
+    """What is lost when this worker goes: live turns, then sessions, then resident KV (rule P6)."""
+    pages = worker.stats.get("pages", {})
+    return worker.load, directory.count(worker.worker_id), int(pages.get("session_held", 0))

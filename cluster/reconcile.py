@@ -42,11 +42,16 @@ _WANTED = (WorkerState.STARTING, WorkerState.READY, WorkerState.SUSPECT)
 
 
 def reconcile(
-    desired: int, workers: Iterable[Worker], living: Iterable[str], cost: Callable[[str], int], *, may_spawn: bool
+    desired: int,
+    workers: Iterable[Worker],
+    living: Iterable[str],
+    cost: Callable[[Worker], tuple[int, ...]],
+    *,
+    may_spawn: bool,
 ) -> list[Action]:
     """Actions that lead from the table (`workers`) and the actors that run (`living`) to `desired` workers.
 
-    `cost(worker_id)`: what ending this worker would cost; the cheapest go first (rule P6), those that have not started
+    `cost(worker)`: what ending this worker would cost; the cheapest go first (rule P6), those that have not started
     before all others. `may_spawn` False: not now, the last one failed a moment ago.
     """
     table = {worker.worker_id: worker for worker in workers}
@@ -63,8 +68,8 @@ def reconcile(
     return actions
 
 
-def _order(worker: Worker, cost: Callable[[str], int]) -> tuple[bool, int, str]:
-    return worker.state is not WorkerState.STARTING, cost(worker.worker_id), worker.worker_id
+def _order(worker: Worker, cost: Callable[[Worker], tuple[int, ...]]) -> tuple[bool, tuple[int, ...], str]:
+    return worker.state is not WorkerState.STARTING, cost(worker), worker.worker_id
 
 
 def backoff_s(failures: int) -> float:

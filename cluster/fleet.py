@@ -1,0 +1,214 @@
+"""The workers' lives: starting, watching, draining and ending them. All decisions are made elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import uuid
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from actors.ports import WorkerGone
+from cluster.membership import Membership, Worker, WorkerState
+from cluster.reconcile import Action, Adopt, Drain, Kill, Spawn, backoff_s
+from cluster.runtime import Runtime, WorkerSilent
+from configs import ClusterConfig
+
+logger = logging.getLogger("remora.pool")
+
+STOP_S = 5.0
+"""How long a worker may take to end its requests before it is killed."""
+LAST_EVENTS_S = 0.2
+"""How long the ends of its last requests have to leave a stopped worker."""
+PROBE_S = 1.0
+MAX_DEAD_KEPT = 100
+WORKER_PREFIX = "worker-"
+
+
+class Fleet:
+    """Owns the membership table. `on_death(worker)` is called once for each worker that died."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: ClusterConfig,
+        pool_id: str,
+        clock: Callable[[], float],
+        on_death: Callable[[Worker], None],
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._pool_id = pool_id
+        self._clock = clock
+        self._on_death = on_death
+        self._tasks: dict[str, set[asyncio.Task[None]]] = {}
+        self._changed = asyncio.Event()
+        self._retry_at = clock()
+        self.members = Membership(config, clock())
+        self.failed_starts = 0
+        """Starts that failed since a worker was last ready."""
+        self.last_failure = ""
+
+    @property
+    def may_spawn(self) -> bool:
+        return self._clock() >= self._retry_at
+
+    async def change(self, timeout_s: float) -> bool:
+        """Wait for any worker to become ready or to die. False: the time ran out."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def act(self, action: Action) -> None:
+        match action:
+            case Spawn():
+                await self._spawn(f"{WORKER_PREFIX}{uuid.uuid4().hex[:8]}")
+            case Adopt(worker_id):
+                logger.info("adopting %s", worker_id)
+                self.members.add(worker_id, self._clock())
+                self._watch(worker_id)
+            case Drain(worker_id):
+                logger.info("draining %s", worker_id)
+                self.members.drain(worker_id, self._clock())
+                self._start(worker_id, self._drain(worker_id))
+            case Kill(worker_id):
+                await self.kill(worker_id, "no longer wanted")
+
+    async def look(self) -> None:
+        """Apply the clocks: who was silent for too long is ended for good, so that it cannot come back."""
+        for worker in self.members.look(self._clock()):
+            self._mourn(worker)
+            await self._runtime.kill(worker.worker_id)
+
+    async def probe(self, worker_id: str) -> None:
+        """Somebody could not reach this worker: find out now whether it is dead."""
+        try:
+            stats = await asyncio.wait_for(self._runtime.heartbeat(worker_id, self._pool_id), PROBE_S)
+        except WorkerGone as gone:
+            self._died(worker_id, str(gone))
+        except (WorkerSilent, asyncio.TimeoutError):
+            return  # Its silence is counted by its heartbeats.
+        else:
+            self._heard(worker_id, stats)
+
+    async def knows_alive(self, worker_id: str) -> bool:
+        """Whether a worker lives. One that is not in the table may be another pool's, and is adopted if it runs."""
+        if worker_id not in self.members and worker_id in await self._runtime.living():
+            if worker_id not in self.members:
+                await self.act(Adopt(worker_id))
+        return self.members.alive(worker_id)
+
+    async def kill(self, worker_id: str, cause: str) -> None:
+        if self.members.died(worker_id, cause, self._clock()):
+            self._mourn(self.members.get(worker_id), failed=False)
+        await self._runtime.kill(worker_id)
+
+    def abandon(self) -> None:
+        """Watch nobody any more."""
+        for worker_id in list(self._tasks):
+            self._stop_watching(worker_id)
+
+    async def shutdown(self) -> None:
+        """End every worker: politely, then for certain."""
+        workers = [worker.worker_id for worker in self.members.all() if worker.alive]
+        await asyncio.gather(*(self._end(worker_id, "shutdown") for worker_id in workers))
+        for worker_id in await self._runtime.living():
+            await self._runtime.kill(worker_id)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _spawn(self, worker_id: str) -> None:
+        logger.info("starting %s", worker_id)
+        self.members.add(worker_id, self._clock())
+        try:
+            await self._runtime.spawn(worker_id)
+        except WorkerGone as gone:
+            self._died(worker_id, str(gone))
+        else:
+            self._watch(worker_id)
+
+    def _watch(self, worker_id: str) -> None:
+        self._start(worker_id, self._await_death(worker_id))
+        self._start(worker_id, self._beat(worker_id))
+
+    async def _await_death(self, worker_id: str) -> None:
+        self._died(worker_id, await self._runtime.death(worker_id))
+
+    async def _beat(self, worker_id: str) -> None:
+        while self.members.alive(worker_id):
+            try:
+                self._heard(worker_id, await self._runtime.heartbeat(worker_id, self._pool_id))
+            except WorkerSilent:
+                logger.warning("%s could not be reached", worker_id)
+            except WorkerGone as gone:
+                self._died(worker_id, str(gone))
+            await asyncio.sleep(self._config.heartbeat_s)
+
+    def _heard(self, worker_id: str, stats: Any) -> None:
+        if self.members.heard(worker_id, stats, self._clock()):
+            logger.info("%s is ready", worker_id)
+            self.failed_starts, self._retry_at = 0, self._clock()
+            self._tell()
+
+    async def _drain(self, worker_id: str) -> None:
+        give_up_at = self._clock() + self._config.drain_grace_s
+        worker = self.members.get(worker_id)
+        while worker is not None and worker.alive and self._clock() < give_up_at:
+            since = worker.heard_at
+            await asyncio.sleep(self._config.heartbeat_s)
+            if worker.heard_at > since and not worker.load and not worker.stats.get("live", 0):
+                break
+        await self._end(worker_id, "drained")
+
+    async def _end(self, worker_id: str, cause: str) -> None:
+        with suppress(WorkerGone, WorkerSilent, asyncio.TimeoutError):
+            await asyncio.wait_for(self._runtime.stop(worker_id), STOP_S)
+            await asyncio.sleep(LAST_EVENTS_S)
+        await self.kill(worker_id, cause)
+
+    def _died(self, worker_id: str, cause: str) -> None:
+        if self.members.died(worker_id, cause, self._clock()):
+            self._mourn(self.members.get(worker_id))
+
+    def _mourn(self, worker: Worker | None, *, failed: bool = True) -> None:
+        """A worker is dead since now. `failed`: not by our own wish."""
+        if worker is None:
+            return
+        logger.log(logging.ERROR if failed else logging.INFO, "%s is dead: %s", worker.worker_id, worker.cause)
+        if failed and not worker.ever_ready:
+            self.failed_starts += 1
+            self.last_failure = worker.cause
+            self._retry_at = self._clock() + backoff_s(self.failed_starts)
+        self._on_death(worker)
+        self._stop_watching(worker.worker_id)
+        dead = [one for one in self.members.all() if one.state is WorkerState.DEAD]
+        for one in dead[:-MAX_DEAD_KEPT]:
+            self.members.forget(one.worker_id)
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _start(self, worker_id: str, work: Coroutine[Any, Any, None]) -> None:
+        """A task of the worker's, in an empty context: cancelling whatever request is being served cannot reach it."""
+        task = contextvars.Context().run(asyncio.get_running_loop().create_task, work)
+        tasks = self._tasks.setdefault(worker_id, set())
+        tasks.add(task)
+        task.add_done_callback(lambda done: self._ended(worker_id, done))
+
+    def _ended(self, worker_id: str, task: asyncio.Task[None]) -> None:
+        self._tasks.get(worker_id, set()).discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("watching %s failed", worker_id, exc_info=task.exception())
+            self._died(worker_id, f"watching it failed: {task.exception()!r}")
+
+    def _stop_watching(self, worker_id: str) -> None:
+        current = asyncio.current_task()
+        for task in self._tasks.pop(worker_id, set()):
+            if task is not current:
+                task.cancel()

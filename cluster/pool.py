@@ -1,0 +1,217 @@
+"""The pool: keeps the wanted number of workers alive and knows who owns which session. Not on the token path.
+
+Plain asyncio; everything outside comes in as a port. Its state is a cache of what the store and the workers know: a
+pool that starts anew adopts the workers that live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from actors.messages import SessionClosed, SessionMode
+from actors.ports import Member, Placement, WorkerGone
+from actors.records import SessionRecord, SessionStore, StoreError
+from cluster.fleet import Fleet
+from cluster.membership import Worker
+from cluster.placement import ending_cost
+from cluster.reconcile import Adopt, reconcile
+from cluster.runtime import Runtime, WorkerSilent
+from cluster.sessions import NO_WORKER_WAIT_S, SessionDesk
+from cluster.store.offload import OffloadedStore
+from configs import RemoraConfig
+
+logger = logging.getLogger("remora.pool")
+
+TICK_S = 0.5
+CENSUS_S = 30.0
+"""How often all living workers are listed, and their sessions counted anew."""
+EXPIRE_S = 5.0
+STATS_S = 1.0
+"""How long a worker has to answer for /v1/stats; after that its last answer is shown."""
+MAX_DEATHS_SHOWN = 10
+
+
+class Pool:
+    """`start` it inside an event loop, `shutdown` it to end the workers; `abandon` it to leave them running."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        store: SessionStore,
+        config: RemoraConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        wait_s: float = NO_WORKER_WAIT_S,
+    ) -> None:
+        self.pool_id = f"pool-{uuid.uuid4().hex[:8]}"
+        self._runtime = runtime
+        self._clock = clock
+        self._desired = config.workers.count
+        self._store = OffloadedStore(store)
+        self._fleet = Fleet(runtime, config.cluster, self.pool_id, clock, self._on_death)
+        self._desk = SessionDesk(
+            self._fleet, runtime, self._store, config.sessions, wait_s=wait_s, wall_clock=wall_clock
+        )
+        self._tick_s = min(TICK_S, config.cluster.heartbeat_s)
+        self._kick = asyncio.Event()
+        self._adopted = asyncio.Event()
+        self._census_at = self._expire_at = clock()
+        self._loop: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to adopt, start and watch workers."""
+        self._loop = asyncio.get_running_loop().create_task(self._run())
+
+    def set_workers(self, count: int) -> None:
+        """How many workers there should be."""
+        if count != self._desired:
+            logger.info("%d workers wanted instead of %d", count, self._desired)
+        self._desired = count
+        self._kick.set()
+
+    async def shutdown(self) -> None:
+        """End all workers, their requests with reason `shutdown`. The pool cannot be used afterwards."""
+        await self._stop_loop()
+        await self._fleet.shutdown()
+        self._store.close()
+
+    async def abandon(self) -> None:
+        """Stop acting. Workers run on until their lease ends, for the next pool to adopt."""
+        await self._stop_loop()
+        self._fleet.abandon()
+        self._store.close()
+
+    # -- what ingresses ask (see `PoolPort`) -----------------------------------------------------------------------
+
+    async def members(self) -> list[Member]:
+        return [Member(one.worker_id, one.state.value, one.load) for one in self._fleet.members.all() if one.alive]
+
+    async def open_session(
+        self,
+        tenant: str,
+        session_id: str,
+        *,
+        mode: SessionMode,
+        idle_timeout_s: float | None,
+        capacity_tokens: int | None,
+    ) -> Placement:
+        await self._adopted.wait()
+        return await self._desk.open(
+            tenant, session_id, mode=mode, idle_timeout_s=idle_timeout_s, capacity_tokens=capacity_tokens
+        )
+
+    async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
+        await self._adopted.wait()
+        return await self._desk.place(tenant, session_id, avoid=avoid)
+
+    async def close_session(self, tenant: str, session_id: str, *, abort_running: bool) -> SessionClosed:
+        await self._adopted.wait()
+        return await self._desk.close(tenant, session_id, abort_running=abort_running)
+
+    async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
+        return await self._desk.list(tenant, after=after, limit=limit)
+
+    async def get_session(self, tenant: str, session_id: str) -> SessionRecord:
+        return await self._desk.get(tenant, session_id)
+
+    async def status(self) -> dict[str, object]:
+        """Workers as they are now; those that do not answer, as they last were."""
+        workers = self._fleet.members.all()
+        rows = await asyncio.gather(*(self._row(worker) for worker in workers if worker.alive))
+        dead = [worker for worker in workers if not worker.alive]
+        pool = {
+            "id": self.pool_id,
+            "desired_workers": self._desired,
+            "sessions": len(self._desk.directory),
+            "failed_starts": self._fleet.failed_starts,
+            "last_failure": self._fleet.last_failure,
+            "deaths": [{"worker": one.worker_id, "cause": one.cause} for one in dead[-MAX_DEATHS_SHOWN:]],
+        }
+        return {"workers": rows, "pool": pool}
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _stop_loop(self) -> None:
+        if self._loop is not None:
+            self._loop.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._loop
+
+    async def _row(self, worker: Worker) -> dict[str, object]:
+        stats: Mapping[str, Any] = worker.stats
+        if worker.ever_ready:
+            with suppress(WorkerGone, WorkerSilent, asyncio.TimeoutError):
+                stats = await asyncio.wait_for(self._runtime.heartbeat(worker.worker_id, self.pool_id), STATS_S)
+        return {
+            "id": worker.worker_id,
+            **stats,
+            "state": worker.state.value,
+            "owned_sessions": self._desk.directory.count(worker.worker_id),
+            "silent_s": round(self._clock() - worker.heard_at, 3),
+        }
+
+    def _on_death(self, worker: Worker) -> None:
+        orphans = self._desk.directory.remove_worker(worker.worker_id)
+        if orphans:
+            logger.warning("%d sessions of %s will move on their next turn", len(orphans), worker.worker_id)
+        self._kick.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._tick()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._kick.wait(), self._tick_s)
+            self._kick.clear()
+
+    async def _tick(self) -> None:
+        """One look at the world. What goes wrong is logged and tried again at the next."""
+        try:
+            await self._fleet.look()
+            await self._act(await self._census())
+            await self._expire()
+        except StoreError as error:
+            logger.error("the pool's loop could not use the store: %s", error)
+        except Exception:
+            logger.exception("the pool's loop failed; it goes on")
+
+    async def _census(self) -> list[str]:
+        """Ids of all workers that run, at the start and now and then; otherwise nothing."""
+        now = self._clock()
+        if now < self._census_at:
+            return []
+        living = await self._runtime.living()
+        self._census_at = now + CENSUS_S
+        return living
+
+    async def _act(self, living: list[str]) -> None:
+        members, directory = self._fleet.members, self._desk.directory
+        actions = reconcile(
+            self._desired,
+            members.all(),
+            living,
+            lambda worker: ending_cost(worker, directory),
+            may_spawn=self._fleet.may_spawn,
+        )
+        for action in actions:
+            await self._fleet.act(action)
+        self._adopted.set()  # Before, a living worker's session could be taken for an orphan.
+        if living or any(isinstance(action, Adopt) for action in actions):
+            for worker in members.all():
+                if worker.alive:
+                    await self._desk.recount(worker.worker_id)
+
+    async def _expire(self) -> None:
+        now = self._clock()
+        if now < self._expire_at:
+            return
+        self._expire_at = now + EXPIRE_S
+        expired = await self._desk.expire()
+        if expired:
+            logger.info("%d sessions without an owner expired", expired)

@@ -1,0 +1,221 @@
+"""Who owns which session: opening, placing, closing and expiring them. The store decides; this asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from actors.messages import CloseSession, GetSession, SessionClosed, SessionInfo, SessionMode
+from actors.ports import NoWorker, Placement, SessionLimit, WorkerGone
+from actors.records import SessionExists, SessionRecord, SessionUnknown
+from cluster.fleet import Fleet
+from cluster.keyed_locks import KeyedLocks
+from cluster.placement import Directory, choose
+from cluster.runtime import Runtime
+from cluster.store.offload import OffloadedStore
+from configs import SessionConfig
+
+logger = logging.getLogger("remora.pool")
+
+NO_WORKER_WAIT_S = 10.0
+"""How long a session waits here for a worker to be ready before its request is told that there is none."""
+LOST_PAUSE_S = 0.1
+UNLIMITED = 2**62
+
+
+class SessionDesk:
+    """All calls about one session that change its owner run one after the other; the store's epochs guard against
+    anybody else."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        runtime: Runtime,
+        store: OffloadedStore,
+        config: SessionConfig,
+        *,
+        wait_s: float = NO_WORKER_WAIT_S,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.directory = Directory()
+        self._fleet = fleet
+        self._runtime = runtime
+        self._store = store
+        self._config = config
+        self._wait_s = wait_s
+        self._wall_clock = wall_clock
+        self._locks = KeyedLocks()
+        self._opening: Counter[str] = Counter()
+        self._closing: set[tuple[str, str, int]] = set()
+
+    async def open(
+        self,
+        tenant: str,
+        session_id: str,
+        *,
+        mode: SessionMode,
+        idle_timeout_s: float | None,
+        capacity_tokens: int | None,
+    ) -> Placement:
+        """Raises SessionExists, NoWorker, StoreError, SessionLimit."""
+        async with self._locks.hold((tenant, session_id)):
+            self._opening[tenant] += 1
+            try:
+                await self._check_tenant(tenant, session_id)
+                owner = await self._worker(self._config.max_per_worker)
+                record = await self._store.run(
+                    lambda store: store.create(
+                        tenant,
+                        session_id,
+                        owner=owner,
+                        mode=mode,
+                        idle_timeout_s=idle_timeout_s,
+                        capacity_tokens=capacity_tokens,
+                        now=self._wall_clock(),
+                    )
+                )
+            finally:
+                self._opening[tenant] -= 1
+                self._opening += Counter()  # Drops tenants at zero.
+        self.directory.put(record)
+        return Placement(record.owner, record)
+
+    async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
+        """The session's owner, or a new one if that is dead. Raises SessionUnknown, NoWorker, StoreError."""
+        async with self._locks.hold((tenant, session_id)):
+            record = await self.get(tenant, session_id)
+            if record.owner == avoid and self._fleet.members.alive(avoid):
+                await self._fleet.probe(avoid)
+            while not await self._fleet.knows_alive(record.owner):
+                record = await self._move(record)
+        self.directory.put(record)
+        return Placement(record.owner, record)
+
+    async def close(self, tenant: str, session_id: str, *, abort_running: bool) -> SessionClosed:
+        """Raises SessionUnknown, StoreError. Answers when the owner's memory is free (rule S9)."""
+        record = await self.get(tenant, session_id)
+        key = (tenant, session_id, record.generation)
+        if key in self._closing:
+            raise SessionUnknown(session_id)
+        self._closing.add(key)
+        try:
+            closed = await self._close(record, abort_running)
+        finally:
+            self._closing.discard(key)
+        self.directory.remove((tenant, session_id), record.generation)
+        return closed
+
+    async def get(self, tenant: str, session_id: str) -> SessionRecord:
+        """Raises SessionUnknown, StoreError."""
+        return await self._store.run(lambda store: store.get(tenant, session_id))
+
+    async def list(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
+        """Raises StoreError."""
+        return await self._store.run(lambda store: store.list_sessions(tenant, after=after, limit=limit))
+
+    async def recount(self, worker_id: str) -> None:
+        """Bring the directory up to what the store says this worker owns. Raises StoreError."""
+        records = await self._store.run(lambda store: store.owned_by(worker_id))
+        if self._fleet.members.alive(worker_id):
+            self.directory.replace(worker_id, records)
+
+    async def expire(self) -> int:
+        """Close sessions whose idle time passed while nobody owned them (living owners see to their own). Returns how
+        many. Raises StoreError."""
+        now = self._wall_clock()
+        candidates = await self._store.run(lambda store: store.expired(now))
+        orphans = [record for record in candidates if not self._fleet.members.alive(record.owner)]
+        return sum([await self._expire(record) for record in orphans])
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _check_tenant(self, tenant: str, session_id: str) -> None:
+        limit = self._config.max_per_tenant
+        if not limit or await self._store.run(lambda store: store.count(tenant)) + self._opening[tenant] <= limit:
+            return
+        try:
+            await self.get(tenant, session_id)
+        except SessionUnknown:
+            raise SessionLimit(f"This tenant has {limit} sessions open, which is the limit.") from None
+        raise SessionExists(session_id)
+
+    async def _worker(self, max_sessions: int) -> str:
+        """The worker with most headroom; waits for one to be ready. Raises NoWorker, SessionLimit."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._wait_s
+        while True:
+            ready = self._fleet.members.ready()
+            chosen = choose(ready, self.directory, max_sessions or UNLIMITED)
+            if chosen is not None:
+                return chosen
+            if ready:
+                raise SessionLimit(f"Every worker has {max_sessions} sessions, which is the limit of each.")
+            left = give_up_at - loop.time()
+            if left <= 0 or not await self._fleet.change(left):
+                raise NoWorker(self._why_none())
+
+    def _why_none(self) -> str:
+        failure = self._fleet.last_failure
+        return f"no worker is ready; the last one failed to start: {failure}" if failure else "no worker is ready"
+
+    async def _move(self, record: SessionRecord) -> SessionRecord:
+        """Give a dead worker's session to a living one. The limit per worker does not count here: an open session
+        stays reachable."""
+        owner = await self._worker(UNLIMITED)
+        moved = await self._store.run(
+            lambda store: store.acquire(record.tenant, record.session_id, owner=owner, expected_epoch=record.epoch)
+        )
+        logger.info("session of %s now owned by %s under epoch %d", record.owner, moved.owner, moved.epoch)
+        return moved
+
+    async def _close(self, record: SessionRecord, abort_running: bool) -> SessionClosed:
+        while await self._fleet.knows_alive(record.owner):
+            try:
+                closed = await self._ask_owner_to_close(record, abort_running)
+            except WorkerGone:
+                await self._fleet.probe(record.owner)
+                await asyncio.sleep(LOST_PAUSE_S)
+                current = await self._same(record)
+                if current is None:
+                    return SessionClosed(known=True, turns=record.turns)  # Its owner could still do it.
+                record = current
+            else:
+                if closed.known:
+                    return closed
+                break  # Its owner does not have it in memory: nothing runs there.
+        known = await self._store.run(lambda store: store.close(record.tenant, record.session_id, record.generation))
+        return SessionClosed(known=known, turns=record.turns)
+
+    async def _ask_owner_to_close(self, record: SessionRecord, abort_running: bool) -> SessionClosed:
+        tenant, session_id = record.tenant, record.session_id
+        message = CloseSession(
+            tenant=tenant, session_id=session_id, generation=record.generation, abort_running=abort_running
+        )
+        closed = await self._runtime.ask(record.owner, message)
+        assert isinstance(closed, SessionClosed)
+        if not closed.known:
+            info = await self._runtime.ask(record.owner, GetSession(tenant=tenant, session_id=session_id))
+            if isinstance(info, SessionInfo) and info.generation == record.generation:
+                raise SessionUnknown(session_id)  # It is being closed already, by its clock or by another pool.
+        return closed
+
+    async def _same(self, record: SessionRecord) -> SessionRecord | None:
+        """The record as it is now; None when the session is closed, or its id another session's."""
+        try:
+            now = await self.get(record.tenant, record.session_id)
+        except SessionUnknown:
+            return None
+        return now if now.generation == record.generation else None
+
+    async def _expire(self, record: SessionRecord) -> bool:
+        key = (record.tenant, record.session_id)
+        async with self._locks.hold(key):
+            current = await self._same(record)
+            if current != record or await self._fleet.knows_alive(record.owner):
+                return False  # Somebody has used it since.
+            closed = await self._store.run(lambda store: store.close(*key, record.generation))
+        self.directory.remove(key, record.generation)
+        return closed
