@@ -1,0 +1,30 @@
+"""Incidents of a cluster, one file each in tests/scenarios: a cluster in one thread, on simulated time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.sim.script import play, read
+
+SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.txt"))
+REWRITE = os.environ.get("REMORA_REWRITE") == "1"
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    """The rules named in the file's prose. Rewrite expectations with REMORA_REWRITE=1, and read the diff."""
+    play(path, rewrite=REWRITE)
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_scenario_begins_with_prose(path: Path) -> None:
+    """Each file says first which incident it pins down."""
+    blocks = read(path.read_text(encoding="utf-8"))
+    assert blocks[0].prose[0].startswith("# ")
+
+
+def test_there_are_scenarios() -> None:
+    assert len(SCENARIOS) >= 16

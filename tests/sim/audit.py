@@ -1,0 +1,59 @@
+"""What must hold of a whole cluster, whatever happened: the store's account against what clients were told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from actors.messages import Outcome, SessionMode
+from actors.runner.toy import toy_continuation
+from tests.sim.ingress import Call
+from tests.sim.store import Accepted, SimStore
+
+
+def audit(calls: Iterable[Call], store: SimStore, modes: dict[int, SessionMode]) -> None:
+    """Raise AssertionError with a sentence. `modes`: session mode by generation."""
+    calls = list(calls)
+    _stored_turns_are_right(store, modes)
+    by_turn = {(one.commit.session_id, one.commit.turn.rid): one for one in store.accepted}
+    for call in calls:
+        assert call.left or len(call.ends) == 1, f"E1: {call.name} has {len(call.ends)} ends"
+        if call.turn is None:
+            prompt = call.submit.input_ids
+            assert call.ids == reference(prompt, len(call.ids)), f"{call.name} is not what its prompt gives"
+        elif call.ends and call.ends[0].outcome is not Outcome.ABORT:
+            _told_turn_is_stored(call, by_turn.get((call.turn["session_id"], call.submit.rid)))
+
+
+def reference(prompt: Iterable[int], num_tokens: int) -> list[int]:
+    return toy_continuation(list(prompt), num_tokens)
+
+
+def _stored_turns_are_right(store: SimStore, modes: dict[int, SessionMode]) -> None:
+    """T3, T6, S1: each number and each rid once per session, each text that of its whole history, streaming sessions
+    in one line."""
+    numbers = Counter((one.commit.generation, one.commit.turn.number) for one in store.accepted)
+    rids = Counter((one.commit.generation, one.commit.turn.rid) for one in store.accepted)
+    for what, count in [*numbers.items(), *rids.items()]:
+        assert count == 1, f"T3: turn {what[1]} of session generation {what[0]} is stored {count} times"
+    for one in store.accepted:
+        turn = one.commit.turn
+        name = f"{one.commit.session_id} turn {turn.number} ({turn.rid})"
+        wanted = tuple(reference(one.prompt, len(turn.output_ids)))
+        assert turn.output_ids == wanted, f"T6: {name} is not what its history gives"
+        if modes[one.commit.generation] is SessionMode.STREAMING:
+            parent = one.before.rid if one.before else None
+            assert turn.parent == parent, f"S3: {name} continues from {turn.parent}, not from {parent}"
+            assert turn.number == (one.before.number if one.before else 0) + 1, f"{name}: its number is out of line"
+
+
+def _told_turn_is_stored(call: Call, accepted: Accepted | None) -> None:
+    """T1: an acknowledged turn is in the store as it was told; E5: its usage is that of the stored prompt."""
+    assert accepted is not None, f"T1: {call.name} was acknowledged and never stored"
+    end, turn = call.ends[0], accepted.commit.turn
+    assert tuple(call.ids) == turn.output_ids, f"T1: {call.name} was told other tokens than are stored"
+    assert end.turn == turn.number, f"{call.name} was told turn {end.turn}, stored is {turn.number}"
+    assert end.prompt_tokens == len(accepted.prompt), f"E5: {call.name} was told {end.prompt_tokens} prompt tokens"
+    assert end.cached_tokens < max(1, len(accepted.prompt)), f"E5: {call.name}: all of its prompt cached"
+    given = call.submit.input_ids
+    assert accepted.prompt[len(accepted.prompt) - len(given) :] == given, f"{call.name}: its input is not at the end"

@@ -1,0 +1,151 @@
+"""The pool on simulated time: the real membership table and directory, over the simulated store and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from actors.messages import CloseSession, OpenSession, SessionClosed, SessionMode
+from actors.ports import NoWorker
+from actors.records import SessionRecord, SessionUnknown
+from cluster.membership import Membership
+from cluster.placement import Directory, choose
+from configs import ClusterConfig
+from tests.sim.network import Network
+from tests.sim.store import SimStore
+from tests.sim.timeline import Timeline
+from tests.sim.worker import Answer, Question, SimWorker
+
+POOL = "pool"
+DETECT_S = 0.02
+"""How long until the pending call that watches a worker sees its death."""
+
+
+class SimPool:
+    """Its calls answer at once: the caller adds the delays."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        network: Network,
+        store: SimStore,
+        workers: dict[str, SimWorker],
+        config: ClusterConfig,
+        say: Callable[[str], None],
+    ) -> None:
+        self.members = Membership(config, timeline.now)
+        self.directory = Directory()
+        self.busy = 0
+        self._timeline = timeline
+        self._network = network
+        self._store = store
+        self._workers = workers
+        self._config = config
+        self._say = say
+        network.attach(POOL, self._receive)
+        for name in workers:
+            self.members.add(name, timeline.now)
+        self._beat()
+
+    def worker_died(self, name: str) -> None:
+        """Its death is seen in a moment."""
+        self._timeline.after(DETECT_S, lambda: self._dead(name, "its process ended"))
+
+    def live_workers(self) -> list[str]:
+        return [worker.worker_id for worker in self.members.all() if worker.alive]
+
+    def open(
+        self, tenant: str, session_id: str, mode: SessionMode, idle_s: float | None, capacity: int | None
+    ) -> SessionRecord:
+        """Raises SessionExists, NoWorker. The owner is told; whoever acts on the answer may be there before."""
+        owner = self._choose()
+        record = self._store.create(
+            tenant,
+            session_id,
+            owner=owner,
+            mode=mode,
+            idle_timeout_s=idle_s,
+            capacity_tokens=capacity,
+            now=self._timeline.now,
+        )
+        self.directory.put(record)
+        message = OpenSession(
+            tenant=tenant,
+            session_id=session_id,
+            generation=record.generation,
+            epoch=record.epoch,
+            mode=mode,
+            idle_timeout_s=idle_s,
+            capacity_tokens=capacity,
+        )
+        self._network.send(POOL, owner, Question(message, lambda value: None))
+        return record
+
+    def place(self, tenant: str, session_id: str) -> SessionRecord:
+        """The session with a living owner. Raises SessionUnknown, NoWorker."""
+        record = self._store.get(tenant, session_id)
+        while not self.members.alive(record.owner):
+            record = self._store.acquire(tenant, session_id, owner=self._choose(), expected_epoch=record.epoch)
+        self.directory.put(record)
+        return record
+
+    def close(self, tenant: str, session_id: str, abort: bool, answered: Callable[[SessionClosed], None]) -> None:
+        """Through the owner, or without one."""
+        try:
+            record = self._store.get(tenant, session_id)
+        except SessionUnknown:
+            answered(SessionClosed(known=False))
+            return
+
+        def told(value: Any) -> None:
+            if not value.known:
+                known = self._store.close(tenant, session_id, record.generation)
+                value = SessionClosed(known=known)
+            self.directory.remove((tenant, session_id), record.generation)
+            answered(value)
+
+        if not self.members.alive(record.owner):
+            told(SessionClosed(known=False))
+            return
+        message = CloseSession(tenant=tenant, session_id=session_id, generation=record.generation, abort_running=abort)
+        ownerless = SessionClosed(known=False)
+        self._network.send(POOL, record.owner, Question(message, told), refused=lambda: told(ownerless))
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _receive(self, sender: str, message: Any) -> None:
+        if isinstance(message, Answer):
+            message.answered(message.value)
+
+    def _choose(self) -> str:
+        name = choose(self.members.ready(), self.directory, max_sessions=1000)
+        if name is None:
+            raise NoWorker("no worker is ready")
+        return name
+
+    def _beat(self) -> None:
+        now = self._timeline.now
+        for name, worker in self._workers.items():
+            if worker.present:
+                self.members.heard(name, _stats(worker), now)
+        for dead in self.members.look(now):
+            self.directory.remove_worker(dead.worker_id)
+            self._say(f"pool: {dead.worker_id} is dead, {dead.cause}")
+        self._timeline.after(self._config.heartbeat_s, self._beat)
+
+    def _dead(self, name: str, cause: str) -> None:
+        if self.members.died(name, cause, self._timeline.now):
+            self.directory.remove_worker(name)
+            self._say(f"pool: {name} is dead, {cause}")
+
+
+def _stats(worker: SimWorker) -> dict[str, Any]:
+    stats = worker.engine.snapshot()
+    return {
+        "pages": {"session_held": stats.pages.session_held, "request_owned": stats.pages.request_owned},
+        "page_size": stats.page_size,
+        "kv_tokens": stats.pages.total * stats.page_size,
+        "resident_sessions": stats.resident_sessions,
+        "running": stats.running,
+        "waiting": stats.waiting,
+    }
