@@ -131,6 +131,11 @@ class Engine:
         """Whether `plan` may have something to do."""
         return bool(self.core.requests.num_waiting or self.core.requests.num_running)
 
+    @property
+    def num_live(self) -> int:
+        """Requests whose terminal event is still to come."""
+        return self.core.requests.num_live
+
     def snapshot(self) -> EngineStats:
         return snapshot(self.core)
 

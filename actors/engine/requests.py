@@ -38,6 +38,10 @@ class RequestTable:
     def by_rid(self, tenant: str, rid: str) -> Request | None:
         return self._by_rid.get((tenant, rid))
 
+    @property
+    def num_live(self) -> int:
+        return len(self._by_key)
+
     def live(self) -> list[Request]:
         return list(self._by_key.values())
 

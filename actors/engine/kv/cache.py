@@ -91,6 +91,10 @@ class KVCache:
         slot = self._slots.get(session)
         return len(slot.pages) if slot else 0
 
+    @property
+    def num_slots(self) -> int:
+        return len(self._slots)
+
     def tables(self) -> dict[int, PageTable]:
         return dict(self._tables)
 
