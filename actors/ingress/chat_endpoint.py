@@ -18,7 +18,7 @@ from actors.ingress.metrics import RequestMeter
 from actors.ingress.openai_chat import ChatRequest, read_chat
 from actors.ingress.routing import Call
 from actors.ingress.running import Running
-from actors.ingress.streams import ChatStream, gather_text, session_of, worker_header
+from actors.ingress.streams import ChatStream, extras_of, gather_text, worker_header
 from actors.ingress.validate import parse_object
 from actors.messages import Outcome, Reason, Stage
 
@@ -114,7 +114,7 @@ class ChatExchange:
         self._answer_headers.update(worker_header(running))
         if not is_answer(end):
             raise from_finished(end, text, running.delivered)
-        body = self._head(request).answer(text, end, **session_of(running, end))
+        body = self._head(request).answer(text, end, **extras_of(running, end))
         await send_whole(life.send, 200, body, self._answer_headers)
 
     def _head(self, request: ChatRequest) -> Head:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import time
 import uuid
 from collections import OrderedDict
@@ -13,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.ingress import placement
-from actors.ingress.channel import Channels
+from actors.ingress.channel import Channels, spawn
 from actors.ingress.errors import ApiError
 from actors.ingress.metrics import RequestMeter
 from actors.ingress.running import Running
@@ -22,7 +24,10 @@ from actors.ports import Member, NoWorker, Placement, PoolPort, SessionLimit
 from actors.records import SessionExists, SessionUnknown, StoreError
 from configs.schema import ClusterConfig, TimeoutConfig
 
+log = logging.getLogger(__name__)
+
 MAX_CACHED_PLACEMENTS = 100_000
+MAX_STALE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,25 +87,46 @@ class Router:
         self.channels = Channels(pool, self.ingress_id, patience_s=cluster.dead_s)
         self.timeouts = timeouts
         self.park_s = park_s
+        self.submit_s = cluster.dead_s
         self.clock = clock
         self.running: set[Running] = set()
         self._members_ttl_s = cluster.heartbeat_s
         self._members: list[Member] = []
         self._members_at: float | None = None
-        self._members_lock = asyncio.Lock()
+        self._refreshing: asyncio.Task[None] | None = None
         self._placements: OrderedDict[tuple[str, str], Placement] = OrderedDict()
 
     def start(self, call: Call, meter: RequestMeter, on_retry: Callable[[], None]) -> Running:
         return Running(self, call, meter, on_retry)
 
     async def members(self, *, fresh: bool = False) -> list[Member]:
-        """The workers, at most a heartbeat old (or asked for now)."""
-        async with self._members_lock:
-            now = self.clock()
-            if fresh or self._members_at is None or now - self._members_at >= self._members_ttl_s:
-                self._members = await self.pool.members()
-                self._members_at = self.clock()
-            return self._members
+        """The workers. A list older than a heartbeat is refreshed behind the caller's back, so that a pool that is
+        slow or restarting delays nobody; one older than `MAX_STALE_S` is no use, and `fresh` wants none."""
+        age_s = self._members_age_s()
+        if fresh or age_s > MAX_STALE_S:
+            await self._refresh_members()
+        elif age_s >= self._members_ttl_s and self._refreshing is None:
+            self._refreshing = spawn(self._refresh_quietly())
+        return self._members
+
+    def known_members(self) -> list[Member]:
+        """The last list heard of, if it is recent enough to mean anything."""
+        return self._members if self._members_age_s() <= MAX_STALE_S else []
+
+    def _members_age_s(self) -> float:
+        return math.inf if self._members_at is None else self.clock() - self._members_at
+
+    async def _refresh_members(self) -> None:
+        self._members = await self.pool.members()
+        self._members_at = self.clock()
+
+    async def _refresh_quietly(self) -> None:
+        try:
+            await self._refresh_members()
+        except Exception as error:
+            log.warning("the pool could not be asked for its workers: %s", error)
+        finally:
+            self._refreshing = None
 
     async def target(self, call: Call, avoid: str | None) -> Target:
         """Where the next attempt goes; `avoid` is the worker that the last one failed on."""
@@ -131,6 +157,8 @@ class Router:
         """End every request with `Reason.SHUTDOWN`, then the channels."""
         for running in list(self.running):
             running.end_here(Reason.SHUTDOWN, "The server is shutting down.")
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         await self.channels.stop()
 
     async def _stateless(self, affinity: str | None, avoid: str | None) -> Target:

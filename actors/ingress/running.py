@@ -127,6 +127,10 @@ class Running:
         try:
             if not task.cancelled():
                 task.result()
+        except ApiError as error:
+            self._leave()
+            self._meter.end(Outcome.ABORT, error.reason, error.stage)
+            raise
         except Exception:
             self._leave()
             raise
@@ -136,8 +140,7 @@ class Running:
         """One attempt after the other until a worker has the request. Raises ApiError."""
         while True:
             try:
-                target = await self._router.target(self.call, self._avoid)
-                await self._submit(target)
+                await self._submit(await self._find_target())
                 return
             except NoWorker:
                 pass
@@ -151,6 +154,13 @@ class Running:
             self._check_patience()
             await self._pause()
 
+    async def _find_target(self) -> Target:
+        """Raises NoWorker also when the pool does not answer for as long as this request may wait."""
+        try:
+            return await asyncio.wait_for(self._router.target(self.call, self._avoid), self._patience_left_s())
+        except asyncio.TimeoutError:
+            raise NoWorker("the pool does not answer") from None
+
     async def _submit(self, target: Target) -> None:
         pump = self._router.channels.to(target.worker_id)
         key = uuid.uuid4().hex
@@ -158,30 +168,35 @@ class Running:
         self._target, self._pump, self.worker_id = target, pump, target.worker_id
         self._line = pump.open_line(key)  # Before the submit: from here on there may be something to abort.
         self.stage = Stage.WAITING
-        await pump.port.submit(message)
+        try:
+            await asyncio.wait_for(pump.port.submit(message), self._router.submit_s)
+        except asyncio.TimeoutError:
+            raise WorkerGone("the worker does not take requests") from None
 
     def _message(self, target: Target, key: str) -> Submit:
         """The submit of one attempt. Time spent here counts against its clocks (rule C1)."""
         submit = self.call.submit
         spent_s = self._meter.elapsed_s()
-        waiting_s = submit.waiting_timeout_s
-        if waiting_s is None and self._router.timeouts.waiting_s:
-            waiting_s = self._router.timeouts.waiting_s
         return replace(
             submit,
             key=key,
             ingress=self._router.ingress_id,
             turn=target.turn,
-            waiting_timeout_s=_less(waiting_s, spent_s),
+            waiting_timeout_s=_less(self._waiting_s(), spent_s),
             deadline_s=_less(submit.deadline_s, spent_s),
         )
 
+    def _waiting_s(self) -> float | None:
+        asked_s = self.call.submit.waiting_timeout_s
+        return self._router.timeouts.waiting_s if asked_s is None else asked_s
+
+    def _patience_left_s(self) -> float:
+        limits = [limit for limit in (self._waiting_s(), self.call.submit.deadline_s) if limit]
+        return max(0.001, min([*limits, self._router.park_s]) - self._meter.elapsed_s())
+
     def _check_patience(self) -> None:
-        waiting_s = self.call.submit.waiting_timeout_s
-        if waiting_s is None:
-            waiting_s = self._router.timeouts.waiting_s
+        waiting_s, deadline_s = self._waiting_s(), self.call.submit.deadline_s
         spent_s = self._meter.elapsed_s()
-        deadline_s = self.call.submit.deadline_s
         if deadline_s and spent_s >= deadline_s:
             raise ApiError(Reason.DEADLINE, "The deadline passed before a worker was ready.", stage=Stage.ROUTING)
         if waiting_s and spent_s >= waiting_s:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from typing import Any
 
@@ -18,6 +19,8 @@ from actors.ingress.validate import check_identifier
 from actors.messages import GetSession, OpenSession, Reason, SessionClosed, SessionInfo, SessionMode, Stage
 from actors.ports import Placement, WorkerGone
 from actors.records import SessionExists, SessionRecord, SessionUnknown
+
+log = logging.getLogger(__name__)
 
 MAX_LISTED = 1000
 OWNER_ANSWER_S = 2.0
@@ -38,6 +41,7 @@ async def open_session(ingress: Ingress, request: Request) -> Response:
     except SessionExists:
         message = "A session of this id is open already."
         raise ApiError(Reason.SESSION_EXISTS, message, param="id", stage=Stage.ROUTING) from None
+    log.info("session %a opened on %s", session_id, placement.worker_id)
     info = await _tell_owner(ingress, placement)
     return JsonAnswer(_described(placement.session, info))
 
@@ -84,6 +88,7 @@ async def close_session(ingress: Ingress, request: Request) -> Response:
         raise _unknown() from None
     if isinstance(closed, SessionClosed) and not closed.known:
         raise _unknown()
+    log.info("session %a closed", session_id)
     return JsonAnswer({"id": session_id, "object": "session.closed", "closed": True, **_freed(closed)})
 
 

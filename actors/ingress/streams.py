@@ -91,8 +91,7 @@ class ChatStream:
             await self._fail(from_finished(end, "".join(self._text), delivered), data)
             return
         data = self._content(text)
-        session = session_of(self._running, end)
-        data += self._head.chunk({}, chat_answer.finish_reason(end), **session)
+        data += self._head.chunk({}, chat_answer.finish_reason(end), **extras_of(self._running, end))
         if self._include_usage:
             data += self._head.chunk(None, usage=chat_answer.usage(end))
         await self._write(data + chat_answer.DONE, last=True)
@@ -137,9 +136,10 @@ def worker_header(running: Running) -> dict[str, str]:
     return {"x-remora-worker": running.worker_id} if running.worker_id else {}
 
 
-def session_of(running: Running, end: Finished) -> dict[str, Any]:
-    """The answer's `session` field, for turns."""
+def extras_of(running: Running, end: Finished) -> dict[str, Any]:
+    """Fields of our own in an answer: `session` for turns, `replayed` for stored answers (rule T2)."""
     use = running.call.session
-    if use is None:
-        return {}
-    return {"session": {"id": use.session_id, "turn": end.turn, "worker": running.worker_id}}
+    extras: dict[str, Any] = {"replayed": True} if end.replayed else {}
+    if use is not None:
+        extras["session"] = {"id": use.session_id, "turn": end.turn, "worker": running.worker_id}
+    return extras

@@ -11,7 +11,7 @@ from actors.messages import Event, Reason, Stage, Submit
 from configs.schema import TimeoutConfig
 from tests.ingress.asgi import run
 from tests.ingress.harness import Edge, edge
-from tests.ingress.scripted import aborted, says, tokens
+from tests.ingress.scripted import aborted, says, stopped, tokens
 
 SESSION = {"id": "s"}
 
@@ -239,6 +239,59 @@ def test_a_parked_request_obeys_its_waiting_timeout_and_its_deadline() -> None:
             assert waiting.json()["error"]["reason"] == "waiting_timeout"
             assert late.json()["error"]["reason"] == "deadline"
             assert waiting.json()["error"]["stage"] == "routing"
+
+    run(check())
+
+
+def test_a_silent_pool_costs_a_request_no_more_than_its_own_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C1, E3, E6: kept alive meanwhile, then one error event, counted once."""
+
+    async def check() -> None:
+        async with edge(keepalive_after_s=0.02) as at:
+            await opened(at)
+            at.ingress.router.forget("default", "s")
+
+            async def silent(*args: object, **kwargs: object) -> None:
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr(at.pool, "place", silent)
+            call = await at.client.chat(stream=True, session=SESSION, waiting_timeout_s=0.1).whole()
+            assert b": keep-alive" in call.body
+            assert call.events[-2]["error"]["reason"] == "waiting_timeout"
+            assert at.ends() == {("abort", "waiting_timeout", "routing"): 1}
+            assert at.ingress.metrics.open_requests == 0
+
+    run(check())
+
+
+def test_a_silent_pool_does_not_delay_requests_without_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P4: the workers known so far take them."""
+
+    async def check() -> None:
+        async with edge(says("x")) as at:
+            assert (await at.client.chat().whole()).status == 200
+
+            async def silent() -> None:
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr(at.pool, "members", silent)
+            at.ingress.router._members_ttl_s = 0.0
+            for _ in range(3):
+                assert (await at.client.chat().whole()).status == 200
+
+    run(check())
+
+
+def test_a_replayed_answer_says_so() -> None:
+    """T2."""
+
+    async def check() -> None:
+        async with edge(lambda submit: [tokens(submit, "x"), stopped(submit, 1, replayed=True)]) as at:
+            unary = await at.client.chat(rid="job-1").whole()
+            stream = await at.client.chat(rid="job-1", stream=True).whole()
+            assert unary.json()["replayed"] is True
+            assert stream.events[-2]["replayed"] is True
+            assert unary.json()["id"] == "job-1"
 
     run(check())
 
