@@ -32,7 +32,8 @@ class EngineConfig:
     `page_size`: tokens per KV page; 0 = 16 on CPU, 64 on CUDA. `kv_tokens`: size of the KV cache in tokens.
     `max_step_tokens`: tokens computed in one step, decodes and prefill chunks together.
     `max_running`, `max_waiting`: requests in the batch and in the queue; `max_queued_turns`: turns waiting per session.
-    `depth`: steps in flight beyond the one being decided (0 or 1).
+    `depth`: steps in flight beyond the one being decided. 1 hides planning behind a GPU's work; on a CPU it hides
+    nothing and makes an abort wait for one step more.
     `check_invariants`: verify the conservation law after every step (tests), not only on demand.
     """
 
@@ -42,7 +43,7 @@ class EngineConfig:
     max_running: int = 64
     max_waiting: int = 1024
     max_queued_turns: int = 8
-    depth: int = 1
+    depth: int = 0
     prefix_cache: bool = True
     share_prefix_across_tenants: bool = False
     check_invariants: bool = False
