@@ -39,7 +39,7 @@ async def abort_requests(ingress: Ingress, request: Request) -> Response:
     ]
     for running in parked:
         running.end_here(Reason.CLIENT_ABORT, "Aborted by the client.")
-    workers = [member.worker_id for member in await ingress.router.members(fresh=True)]
+    workers = await ingress.router.reachable_workers()
     found = await _ask_all(ingress, workers, replace(message, remember=False))
     parked_rids = [running.call.submit.rid for running in parked]
     report = merged(message, parked_rids, found)

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 MAX_CACHED_PLACEMENTS = 100_000
 MAX_STALE_S = 30.0
+POOL_ANSWER_S = 10.0
+POOL_SOON_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +106,18 @@ class Router:
         slow or restarting delays nobody; one older than `MAX_STALE_S` is no use, and `fresh` wants none."""
         age_s = self._members_age_s()
         if fresh or age_s > MAX_STALE_S:
-            await self._refresh_members()
-        elif age_s >= self._members_ttl_s and self._refreshing is None:
-            self._refreshing = spawn(self._refresh_quietly())
+            await asyncio.shield(self._refresh())
+        elif age_s >= self._members_ttl_s:
+            self._refresh()
         return self._members
+
+    async def reachable_workers(self) -> list[str]:
+        """Every worker this ingress knows a way to, whether or not the pool answers."""
+        try:
+            members = await asyncio.wait_for(self.members(fresh=True), POOL_SOON_S)
+        except (asyncio.TimeoutError, NoWorker):
+            members = self.known_members()
+        return sorted({member.worker_id for member in members} | set(self.channels.open_lines()))
 
     def known_members(self) -> list[Member]:
         """The last list heard of, if it is recent enough to mean anything."""
@@ -116,17 +126,19 @@ class Router:
     def _members_age_s(self) -> float:
         return math.inf if self._members_at is None else self.clock() - self._members_at
 
-    async def _refresh_members(self) -> None:
-        self._members = await self.pool.members()
-        self._members_at = self.clock()
+    def _refresh(self) -> asyncio.Task[None]:
+        """Ask the pool, once for all who want to know."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = spawn(self._fetch_members())
+            self._refreshing.add_done_callback(_log_failure)
+        return self._refreshing
 
-    async def _refresh_quietly(self) -> None:
+    async def _fetch_members(self) -> None:
         try:
-            await self._refresh_members()
-        except Exception as error:
-            log.warning("the pool could not be asked for its workers: %s", error)
-        finally:
-            self._refreshing = None
+            self._members = await asyncio.wait_for(self.pool.members(), POOL_ANSWER_S)
+        except asyncio.TimeoutError:
+            raise NoWorker("the pool does not answer") from None
+        self._members_at = self.clock()
 
     async def target(self, call: Call, avoid: str | None) -> Target:
         """Where the next attempt goes; `avoid` is the worker that the last one failed on."""
@@ -205,6 +217,11 @@ class Router:
             raise store_failed() from error
         self.remember(found)
         return found
+
+
+def _log_failure(refresh: asyncio.Task[None]) -> None:
+    if not refresh.cancelled() and refresh.exception() is not None:
+        log.warning("the pool could not be asked for its workers: %s", refresh.exception())
 
 
 def store_failed() -> ApiError:

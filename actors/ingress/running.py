@@ -162,6 +162,8 @@ class Running:
             raise NoWorker("the pool does not answer") from None
 
     async def _submit(self, target: Target) -> None:
+        if self._over or self._ended_here is not None:
+            return  # `wait_for` may swallow a cancellation that meets its result (before Python 3.12).
         pump = self._router.channels.to(target.worker_id)
         key = uuid.uuid4().hex
         message = self._message(target, key)

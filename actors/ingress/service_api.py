@@ -11,6 +11,7 @@ from actors.ingress import metrics, placement
 from actors.ingress.core import Ingress
 from actors.ingress.errors import model_not_found
 from actors.ingress.plain_routes import JsonAnswer
+from actors.ports import NoWorker
 
 HEALTH_ANSWER_S = 1.0
 
@@ -36,7 +37,7 @@ async def health(ingress: Ingress, request: Request) -> Response:
     pool = "ok"
     try:
         members = await asyncio.wait_for(ingress.router.members(fresh=True), HEALTH_ANSWER_S)
-    except asyncio.TimeoutError:
+    except (asyncio.TimeoutError, NoWorker):
         members, pool = ingress.router.known_members(), "silent"
     ready = len(placement.ready(members))
     workers = {"ready": ready, "total": len(members)}

@@ -148,6 +148,27 @@ def test_unknown_rids_are_remembered_only_after_nobody_knew_them() -> None:
     run(check())
 
 
+def test_an_abort_reaches_the_workers_though_the_pool_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A3: the pool is not on the way."""
+
+    async def check() -> None:
+        async with edge() as at:
+            call = at.client.chat()
+            await at.worker.submitted.wait()
+
+            async def silent() -> None:
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr("actors.ingress.routing.POOL_SOON_S", 0.02)
+            monkeypatch.setattr(at.pool, "members", silent)
+            assert (await at.client.post("/v1/aborts", {"all": True})).status == 200
+            assert [abort.all for abort in at.worker.aborts] == [True]
+            call.disconnect()
+            await call.whole()
+
+    run(check())
+
+
 def test_a_parked_request_can_be_aborted() -> None:
     """A1: 200 with finish_reason abort, though no worker ever had it."""
 
@@ -195,7 +216,7 @@ def test_health_needs_a_ready_worker_and_outlives_a_silent_pool_for_a_while(monk
                 await asyncio.Event().wait()
                 return []
 
-            monkeypatch.setattr("actors.ingress.service_api.HEALTH_ANSWER_S", 0.02)
+            monkeypatch.setattr("actors.ingress.routing.POOL_ANSWER_S", 0.02)
             known = at.pool.members
             monkeypatch.setattr(at.pool, "members", silent)
             assert (await at.client.get("/health")).status == 503

@@ -1,0 +1,137 @@
+"""One poll loop per worker: order, gaps, repeats, and what happens to its requests when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.ingress.channel import Channels, Line, Pump
+from actors.messages import Event, Finished, Outcome, Tokens
+from actors.ports import WorkerGone
+from tests.ingress.asgi import eventually, run
+from tests.ingress.scripted import ScriptedPool, ScriptedWorker
+
+
+def tokens(index: int, *ids: int, key: str = "k") -> Tokens:
+    return Tokens(ingress="i", key=key, index=index, ids=ids)
+
+
+def end(count: int, key: str = "k") -> Finished:
+    return Finished(ingress="i", key=key, outcome=Outcome.STOP, completion_tokens=count)
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5)), max_size=30))
+def test_whatever_is_repeated_or_missing_no_id_is_wrong(slices: list[tuple[int, int]]) -> None:
+    """Events that overlap add nothing; events that leave a hole end the line; what was taken is a prefix."""
+
+    async def check() -> None:
+        line, received = Line("k", "w"), 0
+        for start, count in slices:
+            whole = line.push(tokens(start, *range(start, start + count)))
+            if start > received:
+                assert not whole or line.over
+                break
+            received = max(received, start + count)
+        if received:
+            assert (await line.take()).ids == tuple(range(received))
+        assert line.received == received
+
+    asyncio.run(check())
+
+
+def test_an_end_that_counts_more_tokens_than_came_is_a_gap() -> None:
+    async def check() -> None:
+        line = Line("k", "w")
+        line.push(tokens(0, 1, 2))
+        assert not line.push(end(3))
+        assert (await line.take()).ids == (1, 2)
+        with pytest.raises(WorkerGone):
+            await line.take()
+
+    asyncio.run(check())
+
+
+def test_nothing_follows_the_end() -> None:
+    """E1."""
+
+    async def check() -> None:
+        line = Line("k", "w")
+        line.push(end(0))
+        line.push(tokens(0, 1))
+        line.push(end(0))
+        batch = await line.take()
+        assert batch.ids == ()
+        assert batch.end == end(0)
+
+    asyncio.run(check())
+
+
+def test_a_take_gives_up_after_its_time() -> None:
+    async def check() -> None:
+        line = Line("k", "w")
+        batch = await line.take(timeout_s=0.01)
+        assert (batch.ids, batch.end) == ((), None)
+
+    run(check())
+
+
+def test_a_worker_that_never_answers_a_poll_is_lost() -> None:
+    """A frozen worker: its requests do not wait for ever."""
+
+    class Frozen(ScriptedWorker):
+        async def poll(self, ingress_id: str) -> list[Event]:
+            await asyncio.Event().wait()
+            return []
+
+    async def check() -> None:
+        pump = Pump("w", Frozen("w"), "i", patience_s=0.02)
+        line = pump.open_line("k")
+        with pytest.raises(WorkerGone):
+            await line.take()
+        assert not pump.alive
+
+    run(check())
+
+
+def test_a_new_pump_takes_the_place_of_a_dead_one() -> None:
+    async def check() -> None:
+        worker = ScriptedWorker("w")
+        channels = Channels(ScriptedPool(worker), "i", patience_s=10.0)
+        first = channels.to("w")
+        assert channels.to("w") is first
+        worker.die()
+        await eventually(lambda: not first.alive)
+        worker.alive = True
+        second = channels.to("w")
+        assert second is not first
+        line = second.open_line("k")
+        worker.push(tokens(0, 7), end(1))
+        assert (await line.take()).ids == (7,)
+        await channels.stop()
+
+    run(check())
+
+
+def test_a_pump_outlives_the_request_that_started_it() -> None:
+    """Pumps start from an empty context and are no children of a request."""
+
+    async def check() -> None:
+        worker = ScriptedWorker("w")
+        channels = Channels(ScriptedPool(worker), "i", patience_s=10.0)
+
+        async def request() -> None:
+            await channels.to("w").open_line("gone").take()
+
+        task = asyncio.create_task(request())
+        await eventually(lambda: channels.open_lines())
+        task.cancel()
+        await asyncio.wait({task})
+        line = channels.to("w").open_line("k")
+        worker.push(tokens(0, 7), end(1))
+        assert (await line.take()).ids == (7,)
+        await channels.stop()
+
+    run(check())
