@@ -97,9 +97,9 @@ class Fleet:
 
     async def knows_alive(self, worker_id: str) -> bool:
         """Whether a worker lives. One that is not in the table may be another pool's, and is adopted if it runs."""
-        if worker_id not in self.members and worker_id in await self._runtime.living():
-            if worker_id not in self.members:
-                await self.act(Adopt(worker_id))
+        unknown = worker_id not in self.members and worker_id in await self._runtime.living()
+        if unknown and worker_id not in self.members:  # Nobody else has adopted it meanwhile.
+            await self.act(Adopt(worker_id))
         return self.members.alive(worker_id)
 
     async def kill(self, worker_id: str, cause: str) -> None:

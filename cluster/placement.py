@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from actors.records import SessionRecord
@@ -91,15 +91,16 @@ def headroom(worker: Worker, owned: int) -> int:
     return int(stats.get("kv_tokens", 0) - held - without * EXPECTED_TOKENS)
 
 
-def choose(workers: Iterable[Worker], directory: Directory, max_sessions: int) -> str | None:
+def choose(workers: Iterable[Worker], sessions: Callable[[str], int], max_sessions: int) -> str | None:
     """The worker for a new session: most headroom, then shortest queue, then fewest sessions, then by name.
 
-    Full workers are passed over; None when all are.
+    `sessions(worker_id)`: how many it has, those on their way included. Full workers are passed over; None when all
+    are.
     """
     candidates = [
         (-headroom(worker, owned), worker.load, owned, worker.worker_id)
         for worker in workers
-        if (owned := directory.count(worker.worker_id)) < max_sessions
+        if (owned := sessions(worker.worker_id)) < max_sessions
     ]
     return min(candidates)[-1] if candidates else None
 

@@ -62,7 +62,8 @@ def reconcile(
     missing = desired - len(wanted) - sum(isinstance(action, Adopt) for action in actions)
     if missing > 0 and may_spawn:
         actions += [Spawn()] * missing
-    for worker in sorted(wanted, key=lambda worker: _order(worker, cost))[: max(0, -missing)]:
+    excess = max(0, len(wanted) - desired)  # Without the adopted: nobody knows yet what they cost.
+    for worker in sorted(wanted, key=lambda worker: _order(worker, cost))[:excess]:
         starting = worker.state is WorkerState.STARTING
         actions.append(Kill(worker.worker_id) if starting else Drain(worker.worker_id))
     return actions

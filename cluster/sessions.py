@@ -6,7 +6,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from actors.messages import CloseSession, GetSession, SessionClosed, SessionInfo, SessionMode
 from actors.ports import NoWorker, Placement, SessionLimit, WorkerGone
@@ -49,6 +51,7 @@ class SessionDesk:
         self._wall_clock = wall_clock
         self._locks = KeyedLocks()
         self._opening: Counter[str] = Counter()
+        self._coming: Counter[str] = Counter()
         self._closing: set[tuple[str, str, int]] = set()
 
     async def open(
@@ -65,22 +68,22 @@ class SessionDesk:
             self._opening[tenant] += 1
             try:
                 await self._check_tenant(tenant, session_id)
-                owner = await self._worker(self._config.max_per_worker)
-                record = await self._store.run(
-                    lambda store: store.create(
-                        tenant,
-                        session_id,
-                        owner=owner,
-                        mode=mode,
-                        idle_timeout_s=idle_timeout_s,
-                        capacity_tokens=capacity_tokens,
-                        now=self._wall_clock(),
+                async with self._seat(self._config.max_per_worker) as owner:
+                    record = await self._store.run(
+                        lambda store: store.create(
+                            tenant,
+                            session_id,
+                            owner=owner,
+                            mode=mode,
+                            idle_timeout_s=idle_timeout_s,
+                            capacity_tokens=capacity_tokens,
+                            now=self._wall_clock(),
+                        )
                     )
-                )
+                    self.directory.put(record)
             finally:
                 self._opening[tenant] -= 1
                 self._opening += Counter()  # Drops tenants at zero.
-        self.directory.put(record)
         return Placement(record.owner, record)
 
     async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
@@ -142,13 +145,26 @@ class SessionDesk:
             raise SessionLimit(f"This tenant has {limit} sessions open, which is the limit.") from None
         raise SessionExists(session_id)
 
-    async def _worker(self, max_sessions: int) -> str:
-        """The worker with most headroom; waits for one to be ready. Raises NoWorker, SessionLimit."""
+    @asynccontextmanager
+    async def _seat(self, max_sessions: int) -> AsyncIterator[str]:
+        """A seat on the worker with most headroom, counted as taken until the directory has it.
+
+        Waits for a worker to be ready. Raises NoWorker, SessionLimit.
+        """
+        worker_id = await self._choose(max_sessions)
+        self._coming[worker_id] += 1
+        try:
+            yield worker_id
+        finally:
+            self._coming[worker_id] -= 1
+            self._coming += Counter()  # Drops workers at zero.
+
+    async def _choose(self, max_sessions: int) -> str:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._wait_s
         while True:
             ready = self._fleet.members.ready()
-            chosen = choose(ready, self.directory, max_sessions or UNLIMITED)
+            chosen = choose(ready, self._count, max_sessions or UNLIMITED)
             if chosen is not None:
                 return chosen
             if ready:
@@ -157,6 +173,9 @@ class SessionDesk:
             if left <= 0 or not await self._fleet.change(left):
                 raise NoWorker(self._why_none())
 
+    def _count(self, worker_id: str) -> int:
+        return self.directory.count(worker_id) + self._coming[worker_id]
+
     def _why_none(self) -> str:
         failure = self._fleet.last_failure
         return f"no worker is ready; the last one failed to start: {failure}" if failure else "no worker is ready"
@@ -164,42 +183,50 @@ class SessionDesk:
     async def _move(self, record: SessionRecord) -> SessionRecord:
         """Give a dead worker's session to a living one. The limit per worker does not count here: an open session
         stays reachable."""
-        owner = await self._worker(UNLIMITED)
-        moved = await self._store.run(
-            lambda store: store.acquire(record.tenant, record.session_id, owner=owner, expected_epoch=record.epoch)
-        )
+        async with self._seat(UNLIMITED) as owner:
+            moved = await self._store.run(
+                lambda store: store.acquire(record.tenant, record.session_id, owner=owner, expected_epoch=record.epoch)
+            )
+            self.directory.put(moved)
         logger.info("session of %s now owned by %s under epoch %d", record.owner, moved.owner, moved.epoch)
         return moved
 
     async def _close(self, record: SessionRecord, abort_running: bool) -> SessionClosed:
-        while await self._fleet.knows_alive(record.owner):
-            try:
-                closed = await self._ask_owner_to_close(record, abort_running)
-            except WorkerGone:
-                await self._fleet.probe(record.owner)
-                await asyncio.sleep(LOST_PAUSE_S)
-                current = await self._same(record)
-                if current is None:
-                    return SessionClosed(known=True, turns=record.turns)  # Its owner could still do it.
-                record = current
-            else:
-                if closed.known:
-                    return closed
-                break  # Its owner does not have it in memory: nothing runs there.
-        known = await self._store.run(lambda store: store.close(record.tenant, record.session_id, record.generation))
-        return SessionClosed(known=known, turns=record.turns)
+        """Through its owner, or, if that is dead or does not have it in memory, in the store alone; there the epoch
+        tells whether somebody has taken the session over meanwhile."""
+        turns = record.turns
+        current: SessionRecord | None = record
+        while current is not None:
+            closed = SessionClosed(known=False)
+            if await self._fleet.knows_alive(current.owner):
+                answer = await self._ask_owner_to_close(current, abort_running)
+                if answer is None:
+                    await self._fleet.probe(current.owner)
+                    await asyncio.sleep(LOST_PAUSE_S)
+                    current = await self._same(record)
+                    continue
+                closed = answer
+            if closed.known or await self._forget(current):
+                return replace(closed, known=True, turns=closed.turns or turns)
+            current = await self._same(record)
+        return SessionClosed(known=True, turns=turns)  # An owner that could not be reached has done it.
 
-    async def _ask_owner_to_close(self, record: SessionRecord, abort_running: bool) -> SessionClosed:
+    async def _ask_owner_to_close(self, record: SessionRecord, abort_running: bool) -> SessionClosed | None:
+        """None: the owner cannot be reached. Raises SessionUnknown when it is closing the session already."""
         tenant, session_id = record.tenant, record.session_id
         message = CloseSession(
             tenant=tenant, session_id=session_id, generation=record.generation, abort_running=abort_running
         )
-        closed = await self._runtime.ask(record.owner, message)
-        assert isinstance(closed, SessionClosed)
-        if not closed.known:
+        try:
+            closed = await self._runtime.ask(record.owner, message)
+            assert isinstance(closed, SessionClosed)
+            if closed.known:
+                return closed
             info = await self._runtime.ask(record.owner, GetSession(tenant=tenant, session_id=session_id))
-            if isinstance(info, SessionInfo) and info.generation == record.generation:
-                raise SessionUnknown(session_id)  # It is being closed already, by its clock or by another pool.
+        except WorkerGone:
+            return None
+        if isinstance(info, SessionInfo) and info.generation == record.generation:
+            raise SessionUnknown(session_id)
         return closed
 
     async def _same(self, record: SessionRecord) -> SessionRecord | None:
@@ -216,6 +243,12 @@ class SessionDesk:
             current = await self._same(record)
             if current != record or await self._fleet.knows_alive(record.owner):
                 return False  # Somebody has used it since.
-            closed = await self._store.run(lambda store: store.close(*key, record.generation))
+            closed = await self._forget(record)
         self.directory.remove(key, record.generation)
         return closed
+
+    async def _forget(self, record: SessionRecord) -> bool:
+        """Delete a session that nobody has in memory. False: it is gone, or somebody has just taken it over."""
+        return await self._store.run(
+            lambda store: store.close(record.tenant, record.session_id, record.generation, epoch=record.epoch)
+        )

@@ -58,8 +58,8 @@ class RemoteStore:
     def commit(self, commits: list[TurnCommit], now: float) -> list[CommitStatus]:
         return list(self._call("commit", commits, now))
 
-    def close(self, tenant: str, session_id: str, generation: int) -> bool:
-        return bool(self._call("close", tenant, session_id, generation))
+    def close(self, tenant: str, session_id: str, generation: int, *, epoch: int | None = None) -> bool:
+        return bool(self._call("close", tenant, session_id, generation, epoch=epoch))
 
     def list_sessions(self, tenant: str, *, after: str = "", limit: int = 100) -> list[SessionRecord]:
         return list(self._call("list_sessions", tenant, after=after, limit=limit))

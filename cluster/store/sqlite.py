@@ -99,11 +99,12 @@ class SqliteStore:
             )
             return self._known(tenant, session_id)
 
-    def close(self, tenant: str, session_id: str, generation: int) -> bool:
+    def close(self, tenant: str, session_id: str, generation: int, *, epoch: int | None = None) -> bool:
         with self._transaction():
             gone = self._db.execute(
-                "DELETE FROM sessions WHERE tenant = ? AND session_id = ? AND generation = ?",
-                (tenant, session_id, generation),
+                "DELETE FROM sessions WHERE tenant = ? AND session_id = ? AND generation = ?"
+                " AND epoch = ifnull(?, epoch)",
+                (tenant, session_id, generation, epoch),
             )
             return gone.rowcount > 0
 

@@ -139,6 +139,15 @@ def test_a_close_of_an_older_session_leaves_the_new_one_alone(store: SessionStor
         store.load("t", "s", old.generation)
 
 
+def test_who_lost_a_session_cannot_delete_it(store: SessionStore) -> None:
+    """T3: an old owner's idle clock does not close the session of a new one."""
+    made = create(store)
+    moved = store.acquire("t", "s", owner="w2", expected_epoch=1)
+    assert store.close("t", "s", made.generation, epoch=made.epoch) is False
+    assert store.get("t", "s") == moved
+    assert store.close("t", "s", made.generation, epoch=moved.epoch) is True
+
+
 def test_closing_forgets_the_turns(store: SessionStore) -> None:
     old = create(store)
     store.commit([commit_of(old, turn(1))], 200.0)
