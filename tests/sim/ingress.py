@@ -19,7 +19,7 @@ from tests.sim.pool import SimPool
 from tests.sim.timeline import Timeline
 from tests.sim.worker import POLL_S, Answer, Frame, Poll, Question, Received
 
-REPOLL_S = POLL_S + 0.2
+REPOLL_S = POLL_S + 0.1
 """A poll without an answer for so long is sent again."""
 PLACE_S = 0.001
 BACKOFF_S = 0.05
@@ -146,6 +146,7 @@ class SimIngress:
     def _ask_pool(self, call: Call) -> None:
         if call.over or not self.alive:
             return
+        call.from_memory = False
         try:
             if call.turn is None:
                 self._submit(call, self._spread(), None)

@@ -35,7 +35,7 @@ class SimPool:
     ) -> None:
         self.members = Membership(config, timeline.now)
         self.directory = Directory()
-        self.busy = 0
+        self._closing: set[int] = set()
         self._timeline = timeline
         self._network = network
         self._store = store
@@ -96,12 +96,17 @@ class SimPool:
         except SessionUnknown:
             answered(SessionClosed(known=False))
             return
+        if record.generation in self._closing:
+            answered(SessionClosed(known=False))
+            return
+        self._closing.add(record.generation)
 
         def told(value: Any) -> None:
             if not value.known:
                 known = self._store.close(tenant, session_id, record.generation)
                 value = SessionClosed(known=known)
             self.directory.remove((tenant, session_id), record.generation)
+            self._closing.discard(record.generation)
             answered(value)
 
         if not self.members.alive(record.owner):
@@ -118,7 +123,7 @@ class SimPool:
             message.answered(message.value)
 
     def _choose(self) -> str:
-        name = choose(self.members.ready(), self.directory, max_sessions=1000)
+        name = choose(self.members.ready(), self.directory.count, max_sessions=1000)
         if name is None:
             raise NoWorker("no worker is ready")
         return name

@@ -33,7 +33,7 @@ from tests.sim.network import Network
 from tests.sim.store import SimStore
 from tests.sim.timeline import Timeline
 
-POLL_S = 0.5
+POLL_S = 0.2
 """How long a poll waits for events."""
 
 
@@ -147,6 +147,7 @@ class SimWorker:
 
     def thaw(self) -> None:
         self.frozen = False
+        self._due = None
         held, self._held = self._held, []
         for sender, message in held:
             self._receive(sender, message)
@@ -278,7 +279,7 @@ def _ask_store(store: SimStore, effect: Effect, now: float) -> TurnStored | Sess
             return SessionLoaded(session=effect.session, record=record, turns=tuple(turns))
         case ForgetSession():
             try:
-                store.close(effect.tenant, effect.session_id, effect.generation)
+                found = store.close(effect.tenant, effect.session_id, effect.generation, epoch=effect.epoch)
             except StoreError as error:
                 return SessionForgotten(session=effect.session, error=str(error))
-            return SessionForgotten(session=effect.session)
+            return SessionForgotten(session=effect.session, found=found)
