@@ -123,8 +123,9 @@ class SessionStore(Protocol):
     def commit(self, commits: list[TurnCommit], now: float) -> list[CommitStatus]:
         """Append turns, all in one transaction, each guarded by its epoch. Durable when it returns."""
 
-    def close(self, tenant: str, session_id: str, generation: int) -> bool:
-        """Forget a session and its turns. False when there was none of that generation."""
+    def close(self, tenant: str, session_id: str, generation: int, *, epoch: int | None = None) -> bool:
+        """Forget a session and its turns. False when there was none of that generation, or, with `epoch`, when that
+        is not the current one: a worker that lost a session must not delete it (rule T3)."""
 
     def list_sessions(self, tenant: str, *, after: str = "", limit: int = 100) -> list[SessionRecord]:
         """Open sessions of a tenant in order of id, those after `after`."""

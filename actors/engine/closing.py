@@ -23,7 +23,7 @@ class Closing:
         session = self._core.sessions.find(message.tenant, message.session_id)
         wanted = (message.generation, message.epoch)
         if session is not None and (session.generation, session.epoch) < wanted:
-            self._endings.disown(session, now)
+            self._make_way(session, now)
             session = None
         if session is None or session.state is SessionState.CLOSED:
             session = self._core.sessions.add(message.tenant, message.session_id, *wanted)
@@ -104,6 +104,7 @@ class Closing:
                 tenant=session.tenant,
                 session_id=session.session_id,
                 generation=session.generation,
+                epoch=session.epoch,
             )
         )
 
@@ -111,16 +112,27 @@ class Closing:
         session = self._core.sessions.by_uid(result.session)
         if session is None or session.state is not SessionState.CLOSING:
             return
+        self._answer_close(session, known=result.found or bool(result.error), error=result.error)
+        self._core.sessions.retire(session, result.error or "forgotten by the store", now)
+
+    def _make_way(self, session: Session, now: float) -> None:
+        """A newer session has this id, so that the store has forgotten this one: if it was closing, that is over."""
+        if not session.forgetting:
+            session.freed_tokens = self._core.kv.slot_length(session.uid)
+            session.freed_pages = self._core.kv.drop_slot(session.uid)
+        self._endings.drop(session, "a newer session has its id", now)
+        self._answer_close(session, known=True)
+
+    def _answer_close(self, session: Session, *, known: bool, error: str = "") -> None:
         closed = SessionClosed(
-            known=True,
+            known=known,
             turns=len(session.history),
             freed_pages=session.freed_pages,
             freed_tokens=session.freed_tokens,
-            error=result.error,
+            error=error,
         )
         for ask in session.close_asks:
             self._core.out.append(Reply(ask=ask, value=closed))
-        self._core.sessions.retire(session, result.error or "forgotten by the store", now)
 
     def _begin(self, session: Session, abort_running: bool, cause: str, now: float) -> None:
         session.move(SessionState.CLOSING, cause, now)

@@ -13,7 +13,7 @@ from actors.engine.settings import bounded
 from actors.engine.sizes import fit
 from actors.engine.stop_strings import StopStrings
 from actors.engine.turns import Place, Turn, assemble, common_prefix, find_place
-from actors.messages import OnBusy, Outcome, Reason, Submit, TurnOf
+from actors.messages import OnBusy, Outcome, Reason, Submit, TokenIds, TurnOf
 
 
 class Door:
@@ -27,6 +27,8 @@ class Door:
         """Set at shutdown: every new request is refused with this reason."""
 
     def submit(self, submit: Submit, now: float) -> None:
+        if self._core.requests.by_key(submit.key) is not None or self._core.ended.has(submit.key, now):
+            return  # The network delivered this attempt twice; it has, or will have, its one answer.
         request = Request(self._next_uid, submit, now)
         self._next_uid += 1
         self._core.totals.received += 1
@@ -154,9 +156,8 @@ class Door:
         place = find_place(turn, session, running)
         takes_over = turn.on_busy is OnBusy.SUPERSEDE or (isinstance(place, Place) and place.aborts)
         if takes_over and running.can_be_aborted:
-            self._endings.decide(running, Verdict.abort(Reason.SUPERSEDED, "a later turn took its place"), now)
-            if not (isinstance(place, Place) and place.aborts):
-                place = find_place(turn, session, None)
+            if not isinstance(self._restored(request, turn, session, place), Verdict):  # Else nothing changes (S7).
+                self._endings.decide(running, Verdict.abort(Reason.SUPERSEDED, "a later turn took its place"), now)
             self._grant(request, turn, session, place, now)
         elif takes_over:
             # Its end is decided and being stored: it cannot be undone, but it is over in a moment.
@@ -185,25 +186,33 @@ class Door:
             session.queue.append(request)
 
     def _grant(self, request: Request, turn: TurnOf, session: Session, place: Place | Verdict, now: float) -> None:
-        if isinstance(place, Verdict):
-            self._endings.refuse(request, place, now)
+        restored = self._restored(request, turn, session, place)
+        if isinstance(restored, Verdict):
+            self._endings.refuse(request, restored, now)
             return
+        place, keep, input_ids, prompt = restored
+        lease = self._core.sessions.grant(session, request, now)
+        common = self._common_with_slot(session, place, keep, prompt)
+        request.turn = Turn(session, lease.turn, place.parent, keep, input_ids, place.dropped, common)
+        self._enter(request, prompt, session.capacity_tokens, now)
+
+    def _restored(
+        self, request: Request, turn: TurnOf, session: Session, place: Place | Verdict
+    ) -> tuple[Place, int, TokenIds, list[int]] | Verdict:
+        """(place, keep, input ids, prompt) of a turn, or why it cannot run, be the lease free or not."""
+        if isinstance(place, Verdict):
+            return place
         if turn.create and len(session.history):
             text = f"session {session.session_id!r} has {len(session.history)} turns already"
-            self._endings.refuse(request, Verdict.abort(Reason.SESSION_EXISTS, text, param="session.create"), now)
-            return
+            return Verdict.abort(Reason.SESSION_EXISTS, text, param="session.create")
         keep, input_ids = assemble(place, request.submit, self._core.settings.bos_id)
         prompt = place.base[:keep] + list(input_ids)
         size = fit(len(prompt), request.sampling.max_tokens, session.capacity_tokens, self._core.settings)
         if isinstance(size, Verdict):
             request.prompt_len = len(prompt)
             request.tokens = prompt
-            self._endings.refuse(request, size, now)
-            return
-        lease = self._core.sessions.grant(session, request, now)
-        common = self._common_with_slot(session, place, keep, prompt)
-        request.turn = Turn(session, lease.turn, place.parent, keep, input_ids, place.dropped, common)
-        self._enter(request, prompt, session.capacity_tokens, now)
+            return size
+        return place, keep, input_ids, prompt
 
     def _common_with_slot(self, session: Session, place: Place, keep: int, prompt: list[int]) -> int:
         slot_rid = session.slot_rid

@@ -29,12 +29,13 @@ class StoreTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetSession:
-    """Delete a closed session from the store. Answered by SessionForgotten."""
+    """Delete a closed session from the store, unless it has changed hands. Answered by SessionForgotten."""
 
     session: int
     tenant: str
     session_id: str
     generation: int
+    epoch: int
 
 
 Effect = LoadSession | StoreTurn | ForgetSession
@@ -62,10 +63,12 @@ class TurnStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionForgotten:
-    """The store forgot a session, or failed to (`error`)."""
+    """The store forgot a session, or failed to (`error`). `found` False: it was not ours to forget: it is gone, or
+    another worker owns it now."""
 
     session: int
     error: str = ""
+    found: bool = True
 
 
 EffectResult = SessionLoaded | TurnStored | SessionForgotten

@@ -91,8 +91,11 @@ class Endings:
 
     def disown(self, session: Session, now: float) -> None:
         """Forget a session that may have changed behind our back; its next turn reads it from the store again."""
-        if session.state in (SessionState.CLOSED, SessionState.CLOSING):
-            return
+        if session.state not in (SessionState.CLOSED, SessionState.CLOSING):
+            self.drop(session, "disowned", now)
+
+    def drop(self, session: Session, cause: str, now: float) -> None:
+        """End what runs or waits in a session, and forget it, whatever state it is in."""
         for queued in list(session.queue):
             moved = Verdict.abort(Reason.WORKER_LOST, "the session is being placed anew")
             self.refuse(queued, moved, now, redirect=True)
@@ -102,7 +105,7 @@ class Endings:
                 text = "another worker owns this session now"
                 self._finish(running, Verdict.abort(Reason.WORKER_LOST, text), running.stage, now)
         self._core.kv.drop_slot(session.uid)
-        self._core.sessions.retire(session, "disowned", now)
+        self._core.sessions.retire(session, cause, now)
 
     def _finish(
         self,

@@ -86,10 +86,10 @@ class StoreEffects:
             self._mail(SessionLoaded(session=effect.session, record=None, error=str(error) or "store error"))
 
     def _forget(self, effect: ForgetSession) -> None:
-        error = ""
+        error, found = "", False
         try:
-            self._store.close(effect.tenant, effect.session_id, effect.generation)
+            found = self._store.close(effect.tenant, effect.session_id, effect.generation, epoch=effect.epoch)
         except StoreError as failure:
             logger.error("forgetting session %r failed: %s", effect.session_id, failure)
             error = str(failure) or "store error"
-        self._mail(SessionForgotten(session=effect.session, error=error))
+        self._mail(SessionForgotten(session=effect.session, error=error, found=found))
