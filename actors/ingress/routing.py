@@ -95,10 +95,14 @@ class Router:
         self._members_ttl_s = cluster.heartbeat_s
         self._members: list[Member] = []
         self._members_at: float | None = None
+        self._stopped = False
         self._refreshing: asyncio.Task[None] | None = None
         self._placements: OrderedDict[tuple[str, str], Placement] = OrderedDict()
 
     def start(self, call: Call, meter: RequestMeter, on_retry: Callable[[], None]) -> Running:
+        """Raises ApiError once `stop` was called."""
+        if self._stopped:
+            raise ApiError(Reason.SHUTDOWN, "The server is shutting down.", stage=Stage.ROUTING)
         return Running(self, call, meter, on_retry)
 
     async def members(self, *, fresh: bool = False) -> list[Member]:
@@ -167,6 +171,7 @@ class Router:
 
     async def stop(self) -> None:
         """End every request with `Reason.SHUTDOWN`, then the channels."""
+        self._stopped = True
         for running in list(self.running):
             running.end_here(Reason.SHUTDOWN, "The server is shutting down.")
         if self._refreshing is not None:

@@ -188,6 +188,8 @@ def test_shutdown_ends_what_runs_with_a_reason() -> None:
             await fresh.whole()
             await begun.whole()
             assert {abort.reason for abort in at.worker.aborts} == {Reason.SHUTDOWN}
+            late = await at.client.chat().whole()
+            assert late.json()["error"]["reason"] == "shutdown"
         assert fresh.status == 503
         assert fresh.json()["error"]["reason"] == "shutdown"
         assert begun.events[-2]["error"]["reason"] == "shutdown"
