@@ -36,6 +36,8 @@ class Outbox:
         self._peers: dict[str, _Peer] = {}
         self._asks: dict[int, Future[object]] = {}
         self._next_ask = 1
+        self._frames = 0
+        """Frames made so far, for whomever: an ingress that was forgotten and comes back never meets a number again."""
 
     # -- the loop's side -------------------------------------------------------------------------------------------
 
@@ -100,7 +102,8 @@ class Outbox:
             if not peer.events:
                 peer.wake = wake
                 return None
-            peer.frame_number += 1
+            self._frames += 1
+            peer.frame_number = self._frames
             peer.unacknowledged = encode_frame(peer.frame_number, peer.events)
             peer.events = []
             return peer.unacknowledged

@@ -36,6 +36,7 @@ class SimCluster:
         kv_tokens: int = 512,
         max_context: int = 256,
         step_s: float = 0.01,
+        patience_s: float = LEASES.dead_s,
         **settings: Any,
     ) -> None:
         self.log: list[str] = []
@@ -50,7 +51,7 @@ class SimCluster:
         }
         self.pool = SimPool(self.timeline, self.network, self.store, self.workers, LEASES, self.log.append)
         self.ingresses = {
-            name: SimIngress(name, self.timeline, self.network, self.pool, self.log.append, patience_s=LEASES.dead_s)
+            name: SimIngress(name, self.timeline, self.network, self.pool, self.log.append, patience_s=patience_s)
             for name in (f"i{number + 1}" for number in range(ingresses))
         }
 

@@ -143,7 +143,8 @@ def verb(handler: Handler) -> Handler:
 
 @verb
 def cluster(scenario: Scenario, command: Command) -> None:
-    """cluster [workers=2] [ingresses=1] [seed=0] [step_s=0.01] [any whole-number field of EngineSettings]"""
+    """cluster [workers=2] [ingresses=1] [seed=0] [step_s=0.01] [patience_s=2]
+    [any whole-number field of EngineSettings]"""
     step_s = command.take("step_s", float, 0.01)
     options = {name: int(command.options.pop(name)) for name in list(command.options)}
     scenario.cluster = SimCluster(step_s=step_s, **options)

@@ -43,7 +43,7 @@ def test_one_frame_carries_all_events_of_an_ingress() -> None:
     box = Outbox(5.0, FakeClock())
     box.publish([tokens(0), tokens(0, "j"), tokens(1)])
     assert decode_frame(box.take("i", 0, lambda: None)) == (1, [tokens(0), tokens(1)])
-    assert decode_frame(box.take("j", 0, lambda: None)) == (1, [tokens(0, "j")])
+    assert decode_frame(box.take("j", 0, lambda: None)) == (2, [tokens(0, "j")])
     assert box.take("i", 1, lambda: None) is None
 
 
