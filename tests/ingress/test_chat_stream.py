@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_usage_comes_once_after_the_finish_chunk_when_asked_for(included: bool |
         return [tokens(submit, "abcd"), end]
 
     async def check() -> None:
-        options = {} if included is None else {"stream_options": {"include_usage": included}}
+        options: dict[str, Any] = {} if included is None else {"stream_options": {"include_usage": included}}
         async with edge(script) as at:
             call = await at.client.chat(stream=True, **options).whole()
         finish = call.events[-3] if included else call.events[-2]

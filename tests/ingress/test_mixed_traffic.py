@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ BEHAVIOURS = ("read", "leave", "cancel", "abort", "wrong")
 async def one_client(at: Cluster, dice: random.Random, number: int) -> None:
     rid = f"r{number}"
     behaviour = dice.choice(BEHAVIOURS)
-    fields: dict[str, object] = {"rid": rid, "max_tokens": dice.choice([0, 1, 5, 60]), "stream": dice.random() < 0.5}
+    fields: dict[str, Any] = {"rid": rid, "max_tokens": dice.choice([0, 1, 5, 60]), "stream": dice.random() < 0.5}
     if dice.random() < 0.6:
         fields["session"] = {
             "id": f"s{dice.randrange(4)}",
