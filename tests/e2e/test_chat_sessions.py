@@ -61,7 +61,7 @@ def test_second_turn_sends_only_what_is_new_and_uses_the_first(client: OpenAI, s
     assert second.usage.prompt_tokens > total
     assert second.usage.prompt_tokens_details.cached_tokens in (total, total - 1)
     info = server.session("recall")
-    assert (info["turns"], info["mode"], info["epoch"]) == (2, "streaming", 1)
+    assert (info["turns"], info["mode"], info["epoch"]) == (2, "tree", 1)
     assert info["tokens"] == second.usage.total_tokens
 
 
