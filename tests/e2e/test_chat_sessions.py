@@ -229,7 +229,7 @@ def test_missing_model_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def shared_memory() -> set[str]:
-    return {entry.name for entry in Path("/dev/shm").iterdir()}  # noqa: S108
+    return {entry.name for entry in Path("/dev/shm").iterdir()}
 
 
 def alive(pid: int) -> bool:

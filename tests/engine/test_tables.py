@@ -64,9 +64,7 @@ def test_ended_and_closed_are_for_ever() -> None:
         ([3, 3, 3], 9, [3, 3, 3]),
     ],
 )
-def test_prefill_budget_is_shared_so_that_nobody_is_stuck(
-    remaining: list[int], budget: int, grants: list[int]
-) -> None:
+def test_prefill_budget_is_shared_so_that_nobody_is_stuck(remaining: list[int], budget: int, grants: list[int]) -> None:
     """P7: half is sure for the oldest, the rest goes to the shortest."""
     assert share_prefill(remaining, budget) == grants
 
@@ -103,6 +101,8 @@ def test_clocks_ring_in_order() -> None:
     assert clocks.next() is None
 
 
-@pytest.mark.parametrize(("a", "b", "n"), [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 9, 3], 1), ([4], [5], 0)])
+@pytest.mark.parametrize(
+    ("a", "b", "n"), [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 9, 3], 1), ([4], [5], 0)]
+)
 def test_common_prefix(a: list[int], b: list[int], n: int) -> None:
     assert common_prefix(a, b) == n

@@ -27,7 +27,7 @@ def finished(driver: Driver, key: str, prompt: list[int], **fields: object) -> T
 def test_children_of_one_turn_are_branches_without_cross_talk(driver: Driver) -> None:
     """S3: cases N01, N02: continuing each branch in turn equals the plain concatenation."""
     root = finished(driver, "root", A)
-    contexts = {name: A + root.ids for name in ("x", "y")}
+    contexts = dict.fromkeys(("x", "y"), A + root.ids)
     parents = {"x": "root", "y": "root"}
     for depth in range(3):
         for name in ("x", "y"):

@@ -230,5 +230,3 @@ def test_idle_loop_sleeps(shell: WorkerShell) -> None:
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.1
-
-

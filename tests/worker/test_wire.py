@@ -13,7 +13,9 @@ from actors import wire
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=20).map(tuple)
 text = st.text(max_size=20)
 sampling = st.builds(m.SamplingParams, seed=st.integers(0, 2**63), stop=st.lists(text).map(tuple), stop_token_ids=ids)
-turns = st.builds(m.TurnOf, session_id=text, generation=st.integers(0, 9), epoch=st.integers(0, 9), parent=st.none() | text)
+turns = st.builds(
+    m.TurnOf, session_id=text, generation=st.integers(0, 9), epoch=st.integers(0, 9), parent=st.none() | text
+)
 submits = st.builds(
     m.Submit,
     key=text,
