@@ -69,6 +69,11 @@ class Pool:
         """Begin to adopt, start and watch workers."""
         self._loop = asyncio.get_running_loop().create_task(self._run())
 
+    def check(self) -> None:
+        """Raises when the loop that `start` began has ended."""
+        if self._loop is not None and self._loop.done():
+            raise RuntimeError("the pool's loop has ended")
+
     def set_workers(self, count: int) -> None:
         """How many workers there should be."""
         if count != self._desired:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from actors.records import SessionStore, StoreError
+from actors.records import StoreError
 from cluster.store.sqlite import SqliteStore
 
 _SQLITE = "sqlite:"
 
 
-def open_store(url: str) -> SessionStore:
+def open_store(url: str) -> SqliteStore:
     """`sqlite:PATH`, or empty for a file in the user's state folder. Raises StoreError."""
     return SqliteStore(sqlite_path(url))
 

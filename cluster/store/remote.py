@@ -6,8 +6,8 @@ import time
 from typing import Any, Protocol
 
 from actors.messages import SessionMode
-from actors.records import CommitStatus, SessionRecord, TurnCommit, TurnRecord
-from cluster.store.service import DOWN, Answer, unwrap
+from actors.records import CommitStatus, SessionRecord, StoreError, TurnCommit, TurnRecord
+from cluster.answers import DOWN, Answer, unwrap
 
 RETRY_PAUSE_S = 0.1
 
@@ -43,7 +43,7 @@ class RemoteStore:
     ) -> SessionRecord:
         options = {"owner": owner, "mode": mode, "now": now}
         limits = {"idle_timeout_s": idle_timeout_s, "capacity_tokens": capacity_tokens}
-        return _record(unwrap(self._link.call("create", (tenant, session_id), {**options, **limits})))
+        return _record(unwrap(self._link.call("create", (tenant, session_id), {**options, **limits}), StoreError))
 
     def acquire(self, tenant: str, session_id: str, *, owner: str, expected_epoch: int) -> SessionRecord:
         return _record(self._call("acquire", tenant, session_id, owner=owner, expected_epoch=expected_epoch))
@@ -78,7 +78,7 @@ class RemoteStore:
         while True:
             answer = self._link.call(method, args, kwargs)
             if answer[0] != DOWN or time.monotonic() >= give_up_at:
-                return unwrap(answer)
+                return unwrap(answer, StoreError)
             time.sleep(RETRY_PAUSE_S)
 
 

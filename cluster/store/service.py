@@ -1,44 +1,37 @@
-"""The store behind a message boundary: calls by name, answers as values.
-
-Exceptions do not travel well between processes; here each answer says what it is.
-"""
+"""The process that owns the store, without its process: calls by name, answers as values."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from actors.records import SessionExists, SessionStore, SessionUnknown, StoreError
-
-Answer = tuple[str, Any]
-"""("ok", result), or an exception's name and its message, or (DOWN, why) from a link that got no answer."""
-
-DOWN = "down"
+from actors.records import StoreError
+from cluster.answers import EXPECTED, OK, Answer, refusal
+from cluster.store.open import open_store
 
 METHODS = frozenset(
     {"create", "acquire", "get", "load", "commit", "close", "list_sessions", "owned_by", "expired", "count"}
 )
-_RAISED: dict[str, type[Exception]] = {
-    "SessionExists": SessionExists,
-    "SessionUnknown": SessionUnknown,
-    "StoreError": StoreError,
-}
 
 
-def answer(store: SessionStore, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
-    """Call a store and put what comes of it in a value."""
-    if method not in METHODS:
-        return "StoreError", f"the store has no {method!r}"
-    try:
-        return "ok", getattr(store, method)(*args, **kwargs)
-    except tuple(_RAISED.values()) as error:
-        return type(error).__name__, str(error)
+class StoreService:
+    """Opens the store of an URL and answers for it, from any thread. Raises StoreError when it cannot be opened."""
 
+    def __init__(self, url: str) -> None:
+        self._store = open_store(url)
 
-def unwrap(answer: Answer) -> Any:
-    """The result, or the exception that it stands for."""
-    kind, value = answer
-    if kind == "ok":
-        return value
-    if kind == DOWN:
-        raise StoreError(f"the session store is out of reach: {value}")
-    raise _RAISED.get(kind, StoreError)(value)
+    def answer(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+        """Call a method of the store and say what came of it."""
+        if method not in METHODS:
+            return refusal(StoreError(f"the store has no {method!r}"))
+        try:
+            return OK, getattr(self._store, method)(*args, **kwargs)
+        except EXPECTED as error:
+            return refusal(error)
+
+    def ready(self) -> bool:
+        """Answers once the store is open."""
+        return True
+
+    def shut(self) -> None:
+        """Let go of the medium."""
+        self._store.shut()

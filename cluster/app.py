@@ -1,0 +1,31 @@
+"""The whole application for Serve: `import_path: cluster.app:app` in a Serve config, or `app({...})` in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from actors.ingress.deployment import IngressDeployment
+from cluster.pool_deployment import PoolDeployment, serve_pool_port
+from configs import RemoraConfig, from_tree, load, to_tree
+from configs.load import check
+
+
+def app(args: Mapping[str, Any]) -> Any:
+    """The bound application. `args`: settings as in a config file (`{"workers": {"count": 2}}`), and `config`: a file
+    to take the rest from. Raises ConfigError."""
+    settings = dict(args)
+    path = settings.pop("config", None)
+    if path is None:
+        return build_app(check(from_tree(RemoraConfig, settings)))
+    dotted = {f"{section}.{name}": value for section, values in settings.items() for name, value in values.items()}
+    return build_app(load(path, dotted))
+
+
+def build_app(config: RemoraConfig) -> Any:
+    """Pool and ingress, tied together."""
+    tree = to_tree(config)
+    pool = PoolDeployment.options(user_config={"workers": config.workers.count}).bind(tree)
+    ingress = IngressDeployment.options(num_replicas=config.ingress.replicas)
+    return ingress.bind(partial(serve_pool_port, config.cluster.namespace), pool, tree)

@@ -1,0 +1,36 @@
+"""What must be in the environment before Ray is imported, so that the processes it starts inherit it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PACKAGES = ("actors", "cluster", "configs", "kernels")
+
+
+def code_root() -> Path:
+    """The folder our packages lie in."""
+    return Path(__file__).resolve().parents[1]
+
+
+def is_checkout() -> bool:
+    """Whether we run from a folder that other processes would not find by themselves."""
+    return not {"site-packages", "dist-packages"} & set(code_root().parts)
+
+
+def prepare() -> None:
+    """Settings of a cluster on this machine. What the user has set stays."""
+    defaults = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",  # Without it Ray writes a token into the user's home, and its own tools miss it.
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    if is_checkout():
+        paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        root = str(code_root())
+        if root not in paths:
+            os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])

@@ -1,0 +1,213 @@
+"""The pool's `Runtime` over Ray: worker actors by name, and the actor that owns the session store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
+
+from actors.messages import CloseSession, GetSession
+from actors.ports import WorkerGone, WorkerPort
+from actors.records import StoreError
+from actors.wire import decode, encode
+from actors.worker.actor import WORKER_CONCURRENCY_GROUPS, ActorWorkerPort, WorkerActor
+from cluster.answers import DOWN, Answer
+from cluster.fleet import WORKER_PREFIX
+from cluster.ray_errors import cause_of
+from cluster.runtime import WorkerSilent
+from cluster.serve_pool import GoneWorker
+from cluster.store.remote import RemoteStore
+from cluster.store.service import StoreService
+from configs import RemoraConfig, to_tree
+
+NAME_PREFIX = "remora:"
+STORE_NAME = f"{NAME_PREFIX}store"
+HEAD_NODE = {"node:__internal_head__": 0.001}
+"""Resources that only the head node has: what must outlive other nodes runs there."""
+WORKER_CONCURRENCY = 1000
+STORE_CONCURRENCY = 16
+LOST_PAUSE_S = 0.2
+
+
+class RayStoreLink:
+    """Carries calls to the store actor. Picklable. `timeout_s` bounds one try."""
+
+    def __init__(self, handle: Any, timeout_s: float) -> None:
+        self._handle = handle
+        self._timeout_s = timeout_s
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+        try:
+            pending = self._handle.answer.remote(method, args, kwargs)
+            answer: Answer = ray.get(pending, timeout=self._timeout_s)
+        except (RayError, GetTimeoutError) as error:
+            return DOWN, cause_of(error)
+        return answer
+
+
+def open_remote_store(config: RemoraConfig) -> RemoteStore:
+    """The store actor, started on the head node if need be. Blocks until it has opened its file. Raises StoreError."""
+    handle = (
+        ray.remote(StoreService)
+        .options(
+            name=STORE_NAME,
+            namespace=config.cluster.namespace,
+            get_if_exists=True,
+            lifetime="detached",
+            max_restarts=-1,
+            max_concurrency=STORE_CONCURRENCY,
+            num_cpus=0,
+            resources=HEAD_NODE,
+        )
+        .remote(config.store.url)
+    )
+    try:
+        ray.get(handle.ready.remote(), timeout=config.cluster.start_timeout_s)
+    except (RayError, GetTimeoutError) as error:
+        raise StoreError(cause_of(error)) from error
+    return RemoteStore(RayStoreLink(handle, config.store.commit_timeout_s), config.store.commit_timeout_s)
+
+
+class RayRuntime:
+    """Implements `Runtime`. Calls start in an empty context: no request that is cancelled takes them along."""
+
+    def __init__(self, config: RemoraConfig, store: RemoteStore) -> None:
+        self._config = config
+        self._store = store
+        self._handles: dict[str, Any] = {}
+
+    async def spawn(self, worker_id: str) -> None:
+        config = self._config
+        actor = ray.remote(concurrency_groups=WORKER_CONCURRENCY_GROUPS)(WorkerActor).options(
+            name=NAME_PREFIX + worker_id,
+            namespace=config.cluster.namespace,
+            lifetime="detached",
+            max_restarts=0,
+            max_concurrency=WORKER_CONCURRENCY,
+            num_cpus=config.workers.num_cpus,
+            num_gpus=config.workers.num_gpus,
+        )
+        try:
+            self._handles[worker_id] = await asyncio.to_thread(actor.remote, worker_id, to_tree(config), self._store)
+        except (RayError, ValueError) as error:
+            raise WorkerGone(cause_of(error)) from error
+
+    async def heartbeat(self, worker_id: str, pool_id: str) -> Mapping[str, Any]:
+        stats: Mapping[str, Any] = await self._call(worker_id, "heartbeat", pool_id)
+        return stats
+
+    async def death(self, worker_id: str) -> str:
+        while True:
+            cause = await self._sentinel(worker_id)
+            if cause is not None:
+                self._handles.pop(worker_id, None)
+                return cause
+            await asyncio.sleep(LOST_PAUSE_S)
+
+    async def ask(self, worker_id: str, message: CloseSession | GetSession) -> object:
+        try:
+            return decode(await self._call(worker_id, "ask", encode(message))).value
+        except WorkerSilent as silent:
+            raise WorkerGone(str(silent)) from silent
+
+    async def stop(self, worker_id: str) -> None:
+        await self._call(worker_id, "stop")
+
+    async def kill(self, worker_id: str) -> None:
+        try:
+            handle = await self._handle(worker_id)
+        except WorkerGone:
+            return
+        await asyncio.to_thread(ray.kill, handle, no_restart=True)
+        self._handles.pop(worker_id, None)
+
+    async def living(self) -> list[str]:
+        names = await asyncio.to_thread(actor_names, self._config.cluster.namespace)
+        found = [name.removeprefix(NAME_PREFIX) for name in names if name.startswith(NAME_PREFIX + WORKER_PREFIX)]
+        return sorted(found)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _sentinel(self, worker_id: str) -> str | None:
+        """Why the worker is dead; None when the call merely broke."""
+        try:
+            await self._call(worker_id, "sentinel")
+        except WorkerSilent:
+            return None
+        except WorkerGone as gone:
+            return str(gone)
+        return "its sentinel returned"
+
+    async def _handle(self, worker_id: str) -> Any:
+        handle = self._handles.get(worker_id)
+        if handle is None:
+            handle = await asyncio.to_thread(find_worker, worker_id, self._config.cluster.namespace)
+            self._handles[worker_id] = handle
+        return handle
+
+    async def _call(self, worker_id: str, method: str, *args: object) -> Any:
+        handle = await self._handle(worker_id)
+        try:
+            return await contextvars.Context().run(getattr(handle, method).remote, *args)
+        except ActorUnavailableError as error:
+            raise WorkerSilent(cause_of(error)) from error
+        except RayError as error:
+            raise WorkerGone(cause_of(error)) from error
+
+
+def find_worker(worker_id: str, namespace: str) -> Any:
+    """A worker's handle. Raises WorkerGone when no actor of that name lives."""
+    try:
+        return ray.get_actor(NAME_PREFIX + worker_id, namespace=namespace)
+    except (ValueError, RayError) as error:
+        raise WorkerGone(f"{worker_id} is not there") from error
+
+
+class WorkerPorts:
+    """Ports to workers, by id. Each port is new; handles are kept."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._handles: dict[str, Any] = {}
+
+    def port(self, worker_id: str) -> WorkerPort:
+        handle = self._handles.get(worker_id)
+        if handle is None:
+            try:
+                handle = self._handles[worker_id] = find_worker(worker_id, self._namespace)
+            except WorkerGone as gone:
+                return GoneWorker(str(gone))
+        return ActorWorkerPort(worker_id, handle)
+
+    def keep(self, worker_ids: set[str]) -> None:
+        """Drop the handles of all others."""
+        self._handles = {worker_id: handle for worker_id, handle in self._handles.items() if worker_id in worker_ids}
+
+
+def actor_names(namespace: str) -> list[str]:
+    """Named actors of a namespace."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in named if actor["namespace"] == namespace]
+
+
+def end_actors(namespace: str) -> None:
+    """Have the store close its file, then end all our detached actors."""
+    for name in sorted(actor_names(namespace), key=lambda name: name == STORE_NAME):
+        try:
+            handle = ray.get_actor(name, namespace=namespace)
+        except ValueError:
+            continue  # It has ended meanwhile.
+        if name == STORE_NAME:
+            _shut_store(handle)
+        ray.kill(handle, no_restart=True)
+
+
+def _shut_store(handle: Any) -> None:
+    try:
+        ray.get(handle.shut.remote(), timeout=5.0)
+    except (RayError, GetTimeoutError):
+        return  # What was committed is on the disk all the same.
