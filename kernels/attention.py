@@ -31,11 +31,11 @@ class AttnConfig:
 
 @dataclass(slots=True)
 class AttnBatch:
-    """One step's rows, shared by all layers; rows with one query (decodes) come first.
+    """One step's rows, shared by all layers. The first `num_decode` rows have one query each; no other row has.
 
-    `q_lens`, `kv_lens`: per row, kv_lens counting this step's tokens too (host ints).
-    `page_table`: int64 [num_rows, max_pages], 0 where unused. `slots`: int64 [num_tokens], page * page_size + offset of
-    each token of the step. `plan`: whatever a backend prepared in `plan()`.
+    `q_lens`, `kv_lens`: per row and at least 1, kv_lens counting this step's tokens too (host ints).
+    `page_table`: int64 [num_rows, max_pages] on the device, 0 where unused. `slots`: int64 [num_tokens] on the device,
+    page * page_size + offset of each token of the step. `plan`: whatever a backend prepared in `plan()`.
     """
 
     q_lens: Sequence[int]
@@ -106,10 +106,22 @@ def select_backend(config: AttnConfig, requested: str = "auto") -> tuple[Attenti
         if requested not in ("auto", name):
             reasons[name] = f"{requested} was asked for"
             continue
-        problem = backend.unavailable()
-        problems = [problem] if problem else backend.unsupported(config)
+        problems = _problems(backend, config)
         if not problems:
             return backend(config), reasons
         reasons[name] = "; ".join(problems)
-    wanted = requested if requested != "auto" else "any attention backend"
-    raise NoBackend(f"cannot use {wanted}: " + ", ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+    if requested != "auto":
+        raise NoBackend(f"cannot use the attention backend {requested}: {reasons[requested]}")
+    raise NoBackend("no attention backend works: " + ", ".join(f"{name}: {why}" for name, why in reasons.items()))
+
+
+def _problems(backend: type[AttentionBackend], config: AttnConfig) -> list[str]:
+    missing = backend.unavailable()
+    if missing:
+        return [missing]
+    if config.page_size % backend.page_multiple:
+        return [
+            f"page_size {config.page_size} is not a multiple of {backend.page_multiple}",
+            *backend.unsupported(config),
+        ]
+    return backend.unsupported(config)

@@ -10,7 +10,7 @@ from kernels.attention import AttnBatch, AttnConfig
 
 def reference_attention(q: Tensor, k_pool: Tensor, v_pool: Tensor, batch: AttnBatch, config: AttnConfig) -> Tensor:
     """float64 [num_tokens, num_q_heads, head_dim]."""
-    out = torch.zeros(q.shape, dtype=torch.float64)
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     group = config.num_q_heads // config.num_kv_heads
     start = 0
     for row, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):

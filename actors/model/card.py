@@ -19,6 +19,18 @@ ARCHITECTURES = {
 }
 """Hugging Face's class names → families that our decoder covers (SmolLM and SmolLM2 are Llama)."""
 
+_ROPE_NEEDS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
+"""Kinds of rope → numbers that config.json must give for them."""
+
+_QWEN3_HEAD_DIM = 128
+"""What Qwen3 means by a config.json without `head_dim`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rope:
@@ -58,16 +70,25 @@ class ModelCard:
     def read(cls, folder: str | os.PathLike[str]) -> ModelCard:
         """Raises ModelUnusable for what our decoder does not cover, with the reason."""
         path = Path(folder) / "config.json"
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelUnusable(f"{path} cannot be read: {error}") from error
+        config = _read_json(path)
         generation = Path(folder) / "generation_config.json"
-        extra = json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else {}
+        extra = _read_json(generation) if generation.is_file() else {}
         try:
             return _card(config, _ids(extra.get("eos_token_id")) or _ids(config.get("eos_token_id")))
         except KeyError as error:
             raise ModelUnusable(f"{path} lacks {error}") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ModelUnusable(f"{path} holds something else than expected: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelUnusable(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelUnusable(f"{path} is not a JSON object")
+    return value
 
 
 def _card(config: dict[str, Any], eos_ids: frozenset[int]) -> ModelCard:
@@ -75,17 +96,16 @@ def _card(config: dict[str, Any], eos_ids: frozenset[int]) -> ModelCard:
     heads = int(config["num_attention_heads"])
     hidden = int(config["hidden_size"])
     max_context = int(config["max_position_embeddings"])
+    _refuse_what_is_not_built(config)
     _refuse_window(config, family, max_context)
-    if config.get("hidden_act", "silu") != "silu":
-        raise ModelUnusable(f"activation {config['hidden_act']!r} is not supported; only silu is")
-    bias = bool(config.get("attention_bias", False))
+    bias = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
     return ModelCard(
         family=family,
         hidden_size=hidden,
         num_layers=int(config["num_hidden_layers"]),
         num_heads=heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
+        num_kv_heads=_num_kv_heads(config, family, heads),
+        head_dim=int(config.get("head_dim") or (_QWEN3_HEAD_DIM if family == "qwen3" else hidden // heads)),
         intermediate_size=int(config["intermediate_size"]),
         vocab_size=int(config["vocab_size"]),
         norm_eps=float(config["rms_norm_eps"]),
@@ -93,8 +113,8 @@ def _card(config: dict[str, Any], eos_ids: frozenset[int]) -> ModelCard:
         max_context=max_context,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=bias or family == "qwen2",
-        output_bias=bias and family != "qwen2",
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        output_bias=bias,
+        mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",
         qk_norm=family == "qwen3",
         eos_ids=eos_ids,
     )
@@ -109,9 +129,25 @@ def _family(config: dict[str, Any]) -> str:
     raise ModelUnusable(f"architecture {', '.join(names) or 'unknown'} is not supported; supported: {known}")
 
 
+def _num_kv_heads(config: dict[str, Any], family: str, heads: int) -> int:
+    """Only Llama's config may leave it out (it is `num_attention_heads` then, as in models older than GQA)."""
+    given = config.get("num_key_value_heads") if family == "llama" else config["num_key_value_heads"]
+    return int(given or heads)
+
+
+def _refuse_what_is_not_built(config: dict[str, Any]) -> None:
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise ModelUnusable(f"activation {config['hidden_act']!r} is not supported; only silu is")
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "of some kind")
+        raise ModelUnusable(f"quantised weights ({method}) are not supported in safetensors; use a GGUF file")
+
+
 def _refuse_window(config: dict[str, Any], family: str, max_context: int) -> None:
     window = config.get("sliding_window")
     used = config.get("use_sliding_window", family == "mistral")
+    if family != "mistral" and config.get("max_window_layers", 0) >= config["num_hidden_layers"]:
+        used = False  # Qwen's windows begin above that layer.
     if used and window is not None and window < max_context:
         raise ModelUnusable(
             f"sliding-window attention ({window} of {max_context} tokens) is not supported; "
@@ -122,13 +158,24 @@ def _refuse_window(config: dict[str, Any], family: str, max_context: int) -> Non
 def _rope(config: dict[str, Any], max_context: int) -> Rope:
     """Both spellings: `rope_theta` + `rope_scaling` of old, and `rope_parameters` of transformers 5."""
     parameters: dict[str, Any] = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise ModelUnusable("rope parameters that differ between layers are not supported")
     theta = float(parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
-    kind = str(parameters.pop("rope_type", None) or parameters.pop("type", None) or "default")
-    parameters.pop("type", None)
-    if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
-        raise ModelUnusable(f"rope scaling {kind!r} is not supported")
+    old_name = parameters.pop("type", None)
+    kind = str(parameters.pop("rope_type", None) or old_name or "default")
+    if kind not in _ROPE_NEEDS:
+        raise ModelUnusable(f"rope scaling {kind!r} is not supported; supported: {', '.join(_ROPE_NEEDS)}")
+    partial = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    if partial != 1.0:
+        raise ModelUnusable(f"rotating only a part of each head ({partial}) is not supported")
     numbers = {key: float(value) for key, value in parameters.items() if isinstance(value, (int, float))}
+    original = config.get("original_max_position_embeddings")
+    if original is not None:
+        numbers["original_max_position_embeddings"] = float(original)
     numbers.setdefault("original_max_position_embeddings", float(max_context))
+    missing = [name for name in _ROPE_NEEDS[kind] if name not in numbers]
+    if missing:
+        raise ModelUnusable(f"rope scaling {kind!r} lacks {', '.join(missing)}")
     return Rope(theta, kind, numbers)
 
 

@@ -33,7 +33,10 @@ class Layer:
 
 
 class Decoder:
-    """`forward` computes one step over a ragged batch and returns logits of the rows that sample."""
+    """`forward` computes one step over a ragged batch and returns logits of the rows that sample.
+
+    Takes every tensor of `weights`: raises ModelUnusable if one is missing, misshapen or left over.
+    """
 
     def __init__(self, card: ModelCard, weights: Weights, device: torch.device) -> None:
         self.card = card
@@ -43,10 +46,7 @@ class Decoder:
         self._embedding = weights.take("model.embed_tokens.weight", (card.vocab_size, card.hidden_size)).to(device)
         self._layers = [self._load_layer(index, weights) for index in range(card.num_layers)]
         self._norm = self._vector(weights, "model.norm.weight", card.hidden_size)
-        head = self._embedding
-        if not card.tied_embeddings:
-            head = weights.take("lm_head.weight", (card.vocab_size, card.hidden_size)).to(device)
-        self._head = Linear(head, None)
+        self._head = Linear(self._output_embedding(weights), None)
         weights.finish()
 
     @torch.inference_mode()
@@ -117,6 +117,16 @@ class Decoder:
             q_norm=self._vector(weights, at + "self_attn.q_norm.weight", card.head_dim) if card.qk_norm else None,
             k_norm=self._vector(weights, at + "self_attn.k_norm.weight", card.head_dim) if card.qk_norm else None,
         )
+
+    def _output_embedding(self, weights: Weights) -> Tensor:
+        """The input embedding where they are tied, unless the file brings one that differs: then config.json is wrong
+        (Hugging Face takes the file's word too)."""
+        if self.card.tied_embeddings and not weights.has("lm_head.weight"):
+            return self._embedding
+        head = weights.take("lm_head.weight", (self.card.vocab_size, self.card.hidden_size)).to(self._device)
+        if self.card.tied_embeddings and torch.equal(head, self._embedding):
+            return self._embedding
+        return head
 
     def _vector(self, weights: Weights, name: str, size: int) -> Tensor:
         return weights.take(name, (size,)).to(self._device)

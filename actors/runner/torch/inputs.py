@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.engine.plan import PlanItem, StepPlan
+from actors.engine.plan import NULL_PAGE, PlanItem, StepPlan
 from actors.messages import SamplingParams
 from kernels.attention import AttnBatch
 
@@ -29,9 +29,12 @@ class SampleRow:
 class StepInputs:
     """One step, ready to run but for pending tokens.
 
-    tokens, positions: int64 [num_tokens]; wanted: int64, index of each sampling row's last token.
-    pending: (index into tokens, uid whose last sampled token goes there). row_of: uid → rows of tokens.
+    tokens, positions: int64 [num_tokens]; wanted: int64 [num_samples], index of each sampling item's last token.
+    uids: of the batch's rows. pending: (index into tokens, uid whose last sampled token goes there).
+    samples: the sampling items, in the order of `wanted`.
     """
+
+    uids: list[int]
 
     tokens: Tensor
     positions: Tensor
@@ -40,9 +43,33 @@ class StepInputs:
     pending: list[tuple[int, int]]
     samples: list[SampleRow]
 
+    def alone(self, row: int) -> StepInputs:
+        """One row of the batch as a step of its own."""
+        batch = self.batch
+        begin = sum(batch.q_lens[:row])
+        end = begin + batch.q_lens[row]
+        samples = [sample for sample in self.samples if sample.uid == self.uids[row]]
+        return StepInputs(
+            uids=[self.uids[row]],
+            tokens=self.tokens[begin:end],
+            positions=self.positions[begin:end],
+            wanted=torch.full((len(samples),), end - begin - 1, dtype=torch.int64),
+            batch=AttnBatch(
+                q_lens=[batch.q_lens[row]],
+                kv_lens=[batch.kv_lens[row]],
+                page_table=batch.page_table[row : row + 1],
+                slots=batch.slots[begin:end],
+                num_decode=int(batch.q_lens[row] == 1),
+            ),
+            pending=[(index - begin, uid) for index, uid in self.pending if begin <= index < end],
+            samples=samples,
+        )
+
 
 def build_inputs(plan: StepPlan, page_size: int) -> StepInputs:
-    """Decodes first, so that attention can treat them together."""
+    """Decodes first, so that attention can treat them together. Raises ValueError for a plan at odds with itself."""
+    for item in plan.items:
+        _check(item, page_size)
     items = sorted(plan.items, key=lambda item: item.count > 1)
     counts = np.array([item.count for item in items])
     starts = np.array([item.start for item in items])
@@ -68,6 +95,7 @@ def build_inputs(plan: StepPlan, page_size: int) -> StepInputs:
         num_decode=int((counts == 1).sum()),
     )
     return StepInputs(
+        uids=[item.uid for item in items],
         tokens=torch.from_numpy(tokens),
         positions=torch.from_numpy(positions),
         wanted=torch.tensor(wanted, dtype=torch.int64),
@@ -77,10 +105,18 @@ def build_inputs(plan: StepPlan, page_size: int) -> StepInputs:
     )
 
 
+def _check(item: PlanItem, page_size: int) -> None:
+    known, end = len(item.tokens), item.start + item.count
+    if item.count < 1 or known + item.pending != item.count:
+        raise ValueError(f"request {item.uid}: {known} tokens for {item.count} positions, pending {item.pending}")
+    if len(item.page_table) * page_size < end:
+        raise ValueError(f"request {item.uid}: {len(item.page_table)} pages of {page_size} for {end} positions")
+
+
 def _page_table(items: list[PlanItem], page_size: int) -> np.ndarray:
-    """int64 [num_rows, max_pages], 0 where unused."""
+    """int64 [num_rows, max_pages], NULL_PAGE where unused."""
     used = [-(-(item.start + item.count) // page_size) for item in items]
-    table = np.zeros((len(items), max(used)), dtype=np.int64)
+    table = np.full((len(items), max(used)), NULL_PAGE, dtype=np.int64)
     for row, (item, num_pages) in enumerate(zip(items, used, strict=True)):
         table[row, :num_pages] = item.page_table[:num_pages]
     return table

@@ -18,7 +18,7 @@ class Linear:
         self._bias = bias
         self._packed: Tensor | None = None
         self._weight: Tensor | None = weight
-        if weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and torch.backends.mkldnn.is_available():
+        if weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and _onednn_computes_bfloat16():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
             self._weight = None
 
@@ -29,3 +29,8 @@ class Linear:
         if self._weight is None:
             raise AssertionError("a Linear holds its weight in one form")
         return F.linear(x, self._weight, self._bias)
+
+
+def _onednn_computes_bfloat16() -> bool:
+    """Whether oneDNN is built in and this CPU has the AVX512 that its bf16 kernels need."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from actors.engine.plan import NUM_RESERVED_PAGES, StepPlan, StepResult
 from actors.model.card import ModelCard
@@ -16,10 +19,22 @@ from actors.model.weights import Weights
 from actors.runner.base import RunnerInfo
 from actors.runner.torch.decoder import Decoder
 from actors.runner.torch.inputs import StepInputs, build_inputs
-from actors.runner.torch.sampler import sample
+from actors.runner.torch.sampler import NO_TOKEN, sample
 from kernels.attention import AttnConfig, select_backend
 
+logger = logging.getLogger("remora.runner")
+
 CPU_PAGE_SIZE, CUDA_PAGE_SIZE = 16, 64
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NOT_FINITE = "the model's logits are not finite"
+
+
+@dataclass(slots=True)
+class _Model:
+    """`kv`: [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim]."""
+
+    decoder: Decoder
+    kv: Tensor
 
 
 class TorchHandle:
@@ -37,6 +52,7 @@ class TorchRunner:
 
     Raises ModelUnusable when the model or its KV cache cannot be loaded here, NoBackend for an attention backend that
     cannot serve it. `kv_tokens` is rounded down to whole pages; `max_context` 0 means what the model allows.
+    `vocab_bytes` may be shorter than the model's vocabulary (padding rows stand for no text).
     """
 
     def __init__(
@@ -56,7 +72,11 @@ class TorchRunner:
         self._device = torch.device(device)
         self._dtype = choose_dtype(dtype, self._device)
         card = ModelCard.read(folder)
+        if max_context > card.max_context:
+            raise ModelUnusable(f"a context of {max_context} tokens is asked for; the model has {card.max_context}")
         size = page_size or (CUDA_PAGE_SIZE if self._device.type == "cuda" else CPU_PAGE_SIZE)
+        if kv_tokens < size:
+            raise ModelUnusable(f"a KV cache of {kv_tokens} tokens holds no page of {size}")
         self._attention, self.attention_reasons = select_backend(
             AttnConfig(
                 num_q_heads=card.num_heads,
@@ -69,21 +89,26 @@ class TorchRunner:
             ),
             attention,
         )
+        ends = card.eos_ids if eos_ids is None else eos_ids
         self._info = RunnerInfo(
             name="torch",
             vocab_size=card.vocab_size,
             page_size=size,
             num_pages=kv_tokens // size + NUM_RESERVED_PAGES,
-            max_context=min(max_context or card.max_context, card.max_context),
-            eos_ids=card.eos_ids if eos_ids is None else eos_ids,
-            vocab_bytes=vocab_bytes,
+            max_context=max_context or card.max_context,
+            eos_ids=frozenset(token for token in ends if 0 <= token < card.vocab_size),
+            vocab_bytes=_padded(vocab_bytes, card.vocab_size),
             description=f"torch {str(self._dtype).removeprefix('torch.')} on {self._device}, "
             f"attention {self._attention.name}, {threads} threads",
         )
         self._last: dict[int, int] = {}
         # omp_set_num_threads speaks for the calling thread only: it has to be said on the thread that computes.
         self._thread = ThreadPoolExecutor(1, "remora-compute", initializer=partial(torch.set_num_threads, threads))
-        self._thread.submit(self._load, Path(folder), card).result()
+        try:
+            self._model: _Model | None = self._thread.submit(self._load, Path(folder), card).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
 
     @property
     def info(self) -> RunnerInfo:
@@ -95,18 +120,18 @@ class TorchRunner:
     def close(self) -> None:
         """Let the compute thread end and the memory go."""
         self._thread.shutdown(wait=True)
-        self._kv = torch.empty(0)
+        self._model = None
         self._last = {}
 
     # -- on the compute thread -------------------------------------------------------------------------------------
 
-    def _load(self, folder: Path, card: ModelCard) -> None:
+    def _load(self, folder: Path, card: ModelCard) -> _Model:
         with Weights(folder, self._dtype) as weights:
-            self._decoder = Decoder(card, weights, self._device)
+            decoder = Decoder(card, weights, self._device)
         info = self._info
         shape = (card.num_layers, 2, info.num_pages, info.page_size, card.num_kv_heads, card.head_dim)
         try:
-            self._kv = torch.zeros(shape, dtype=self._dtype, device=self._device)
+            return _Model(decoder, torch.zeros(shape, dtype=self._dtype, device=self._device))
         except RuntimeError as error:
             needed = torch.Size(shape).numel() * self._dtype.itemsize / 2**30
             raise ModelUnusable(
@@ -116,36 +141,62 @@ class TorchRunner:
 
     @torch.inference_mode()
     def _run(self, inputs: StepInputs) -> StepResult:
+        try:
+            result = self._compute(inputs)
+        except Exception:
+            logger.exception("a step failed; its %d requests are tried one by one", len(inputs.uids))
+            result = self._one_by_one(inputs)
+        # The step after this one may be launched already and name a request that failed here. It is over by then, so
+        # any token will do; a uid that is in neither is a fault and found out.
+        self._last = {**dict.fromkeys(result.failed, 0), **result.sampled}
+        return result
+
+    def _one_by_one(self, inputs: StepInputs) -> StepResult:
+        """One request's fault is not another's: only those that fail alone have failed."""
+        results = [self._alone(inputs, row) for row in range(len(inputs.uids))]
+        return StepResult(
+            sampled={uid: token for result in results for uid, token in result.sampled.items()},
+            failed={uid: message for result in results for uid, message in result.failed.items()},
+        )
+
+    def _alone(self, inputs: StepInputs, row: int) -> StepResult:
+        try:
+            return self._compute(inputs.alone(row))
+        except Exception as error:
+            logger.exception("request %d cannot be computed", inputs.uids[row])
+            return StepResult(sampled={}, failed={inputs.uids[row]: f"{type(error).__name__}: {error}"})
+
+    def _compute(self, inputs: StepInputs) -> StepResult:
+        if self._model is None:
+            raise AssertionError("the runner is closed")
         for index, uid in inputs.pending:
             inputs.tokens[index] = self._last[uid]
         device, batch = self._device, inputs.batch
         batch.page_table, batch.slots = batch.page_table.to(device), batch.slots.to(device)
         self._attention.plan(batch)
-        logits = self._decoder.forward(
-            inputs.tokens.to(device),
-            inputs.positions.to(device),
-            inputs.wanted.to(device),
-            self._attention,
-            batch,
-            self._kv,
+        tokens, positions, wanted = (t.to(device) for t in (inputs.tokens, inputs.positions, inputs.wanted))
+        logits = self._model.decoder.forward(tokens, positions, wanted, self._attention, batch, self._model.kv)
+        if not inputs.samples:
+            return StepResult(sampled={})
+        chosen = sample(logits, inputs.samples, self._last, self._info.eos_ids)
+        tokens_by_uid = {row.uid: token for row, token in zip(inputs.samples, chosen, strict=True)}
+        return StepResult(
+            sampled={uid: token for uid, token in tokens_by_uid.items() if token != NO_TOKEN},
+            failed={uid: _NOT_FINITE for uid, token in tokens_by_uid.items() if token == NO_TOKEN},
         )
-        chosen = sample(logits, inputs.samples, self._last, self._info.eos_ids) if inputs.samples else []
-        sampled, failed = {}, {}
-        for row, token in zip(inputs.samples, chosen, strict=True):
-            if token < 0:
-                failed[row.uid] = "the model's logits are not numbers"
-                token = 0
-            else:
-                sampled[row.uid] = token
-        self._last = {row.uid: max(0, token) for row, token in zip(inputs.samples, chosen, strict=True)}
-        return StepResult(sampled=sampled, failed=failed)
+
+
+def _padded(vocab_bytes: tuple[bytes, ...], vocab_size: int) -> tuple[bytes, ...]:
+    """As long as the vocabulary; empty stays empty (the runner then knows no text)."""
+    return (*vocab_bytes, *(b"",) * (vocab_size - len(vocab_bytes))) if vocab_bytes else ()
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto`: bfloat16 where the device computes in it, else float32 on CPU and float16 on CUDA."""
     if name != "auto":
-        dtype: torch.dtype = getattr(torch, name)
-        return dtype
+        if name not in DTYPES:
+            raise ValueError(f"dtype {name!r} is not one of auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     return torch.bfloat16 if _cpu_computes_bfloat16() else torch.float32

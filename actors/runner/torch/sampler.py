@@ -14,23 +14,27 @@ from actors.messages import SamplingParams
 from actors.runner.randomness import uniform
 from actors.runner.torch.inputs import SampleRow
 
+NO_TOKEN = -1
+SHORTLIST = 1024
+"""Sorting a whole vocabulary takes longer than all else in sampling; mostly the nucleus is among so many tokens."""
 _OFF = float("-inf")
 
 
 def sample(logits: Tensor, rows: list[SampleRow], last: dict[int, int], eos_ids: frozenset[int]) -> list[int]:
-    """One token per row; -1 for a row whose logits are not numbers.
+    """One token per row; NO_TOKEN for a row that holds NaN or infinity, or nothing that may be chosen.
 
-    logits: float32 [num_rows, vocab_size], changed in place. `last`: tokens that the step before sampled, for rows whose
-    `seen` lacks a pending one.
+    logits: float32 [num_rows, vocab_size], changed in place. `last`: tokens that the step before sampled, for rows
+    whose `seen` lacks a pending one.
     """
-    broken = logits.isnan().any(dim=-1).tolist()
     for index, row in enumerate(rows):
         if needs_adjusting(row):
             _adjust(logits[index], row, last, eos_ids)
-    chosen: list[int] = logits.argmax(dim=-1).tolist()
+    most, likeliest = logits.max(dim=-1)  # Of a row with a NaN it is NaN.
+    usable: list[bool] = most.isfinite().tolist()
+    chosen: list[int] = likeliest.tolist()
     for index, row in enumerate(rows):
-        if broken[index]:
-            chosen[index] = -1
+        if not usable[index]:
+            chosen[index] = NO_TOKEN
         elif row.sampling.temperature > 0:
             chosen[index] = draw(logits[index], row.sampling, uniform(row.sampling.seed, row.output_index))
     return chosen
@@ -42,15 +46,12 @@ def needs_adjusting(row: SampleRow) -> bool:
 
 
 def draw(logits: Tensor, sampling: SamplingParams, number: float) -> int:
-    """Sample from float32 logits [vocab_size] with a number in [0, 1). Ties are broken by token id."""
-    scaled = logits.double() / sampling.temperature
-    filtered = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
-    if not filtered:
+    """Sample from finite or -inf float32 logits [vocab_size] with a number in [0, 1). Ties are ordered by token id."""
+    # The largest becomes 0 first, so that no temperature, however small, makes infinities.
+    scaled = (logits.double() - logits.max()) / sampling.temperature
+    if sampling.top_k <= 0 and sampling.top_p >= 1.0 and sampling.min_p <= 0.0:
         return _invert(torch.softmax(scaled, dim=-1), number)
-    ordered, ids = torch.sort(scaled, descending=True, stable=True)
-    if 0 < sampling.top_k < len(ordered):
-        ordered, ids = ordered[: sampling.top_k], ids[: sampling.top_k]
-    probabilities = torch.softmax(ordered, dim=-1)
+    probabilities, ids = _candidates(scaled, sampling)
     keep = torch.ones_like(probabilities, dtype=torch.bool)
     if sampling.top_p < 1.0:
         keep &= probabilities.cumsum(-1) - probabilities < sampling.top_p
@@ -58,6 +59,29 @@ def draw(logits: Tensor, sampling: SamplingParams, number: float) -> int:
         keep &= probabilities >= sampling.min_p * probabilities[0]
     keep[0] = True
     return int(ids[_invert(probabilities * keep, number)])
+
+
+def _candidates(scaled: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """(probabilities float64, token ids int64), likeliest first: top k, or at least all that top-p and min-p keep."""
+    if sampling.top_k > 0:
+        values, ids = _largest(scaled, sampling.top_k)
+        return torch.softmax(values, dim=-1), ids
+    everything = torch.softmax(scaled, dim=-1)
+    values, ids = _largest(everything, SHORTLIST)
+    beyond_top_p = sampling.top_p < 1.0 and bool(values.sum() >= sampling.top_p)
+    below_min_p = sampling.min_p > 0.0 and bool(values[-1] < sampling.min_p * values[0])
+    return (values, ids) if beyond_top_p or below_min_p else _largest(everything, len(everything))
+
+
+def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest and their indices, in descending order, equal ones by index."""
+    if count < len(values):
+        least = torch.topk(values, count).values[-1]
+        ids = torch.nonzero(values >= least).flatten()
+    else:
+        ids = torch.arange(len(values), device=values.device)
+    ordered, order = torch.sort(values[ids], descending=True, stable=True)
+    return ordered[:count], ids[order][:count]
 
 
 def _invert(weights: Tensor, number: float) -> int:
