@@ -26,6 +26,8 @@ def app(args: Mapping[str, Any]) -> Any:
 def build_app(config: RemoraConfig) -> Any:
     """Pool and ingress, tied together."""
     tree = to_tree(config)
-    pool = PoolDeployment.options(user_config={"workers": config.workers.count}).bind(tree)
-    ingress = IngressDeployment.options(num_replicas=config.ingress.replicas)
+    pool_deployment: Any = PoolDeployment  # `serve.deployment` has made them more than classes.
+    ingress_deployment: Any = IngressDeployment
+    pool = pool_deployment.options(user_config={"workers": config.workers.count}).bind(tree)
+    ingress = ingress_deployment.options(num_replicas=config.ingress.replicas)
     return ingress.bind(partial(serve_pool_port, config.cluster.namespace), pool, tree)

@@ -35,7 +35,7 @@ class PoolDeployment:
     """`PoolDeployment.bind(config_tree)`. Workers outlive it: the next one adopts them; without one, their lease ends.
     `shutdown` ends them at once."""
 
-    async def __init__(self, config_tree: dict[str, Any]) -> None:
+    async def __init__(self, config_tree: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         config = from_tree(RemoraConfig, config_tree)
         store = await asyncio.to_thread(open_remote_store, config)
         self._pool = Pool(RayRuntime(config, store), store, config)

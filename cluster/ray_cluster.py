@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,13 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from actors.records import StoreError
 from cluster.app import build_app
 from cluster.environment import PACKAGES, code_root, is_checkout
-from cluster.pool_deployment import ask_pool
 from cluster.ray_errors import cause_of
 from cluster.ray_runtime import end_actors, open_remote_store
 from configs import RemoraConfig
+
+logger = logging.getLogger("remora.cluster")
 
 APP_NAME = "remora"
 OBJECT_STORE_BYTES = 128 * 2**20
@@ -32,31 +30,35 @@ SHUTDOWN_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`folder`: where the Ray we started keeps its sockets and logs; None when we joined another's cluster."""
+    """`address`: the cluster to join; None to start one, which keeps its sockets and logs in `folder`."""
 
     config: RemoraConfig
+    address: str | None
     folder: Path | None
 
 
-def connect(config: RemoraConfig) -> Cluster:
+def planned(config: RemoraConfig) -> Cluster:
     """Join the cluster that RAY_ADDRESS names, else start one on this machine that ends with this process."""
     address = os.environ.get("RAY_ADDRESS")
-    if address:
+    return Cluster(config, address or None, None if address else Path(tempfile.mkdtemp(prefix="remora-")))
+
+
+def connect(cluster: Cluster) -> None:
+    """Join or start Ray. Raises ConnectionError or RuntimeError with a message for people."""
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    if cluster.address is not None:
         modules = [str(code_root() / name) for name in PACKAGES] if is_checkout() else []
-        runtime_env = {"py_modules": modules} if modules else {}
-        ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.ERROR)
-        return Cluster(config, None)
-    folder = Path(tempfile.mkdtemp(prefix="remora-"))
+        ray.init(address=cluster.address, runtime_env={"py_modules": modules} if modules else None, **quiet)
+        return
     ray.init(
         address="local",
         include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
         object_store_memory=OBJECT_STORE_BYTES,
         _node_ip_address="127.0.0.1",
-        _temp_dir=str(folder),
+        _temp_dir=str(cluster.folder),
+        **quiet,
     )
-    return Cluster(config, folder)
 
 
 def deploy(cluster: Cluster) -> None:
@@ -67,11 +69,14 @@ def deploy(cluster: Cluster) -> None:
     config = cluster.config
     open_remote_store(config)
     serve.start(
-        proxy_location="HeadOnly" if cluster.folder else "EveryNode",
+        proxy_location="EveryNode" if cluster.address else "HeadOnly",
         http_options={"host": config.ingress.host, "port": config.ingress.port},
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
-    serve.run(build_app(config), name=APP_NAME, route_prefix="/")
+    try:
+        serve.run(build_app(config), name=APP_NAME, route_prefix="/")
+    except RuntimeError as error:
+        raise RuntimeError(cause_of(error)) from error
 
 
 def pool_status() -> dict[str, Any]:
@@ -83,27 +88,43 @@ def pool_status() -> dict[str, Any]:
     return status
 
 
-def stop(cluster: Cluster, *, keep_logs: bool = False, progress: Callable[[str], None] = lambda text: None) -> None:
-    """End what `connect` and `deploy` started: workers first, so that their requests end with a reason."""
+def stop(cluster: Cluster, *, keep_logs: bool = False) -> None:
+    """End what `connect` and `deploy` started: workers first, so that their requests end with a reason.
+
+    Other applications of a cluster that was joined are left alone.
+    """
     try:
-        _end_application(cluster.config.cluster.namespace, progress)
+        if ray.is_initialized():
+            _end_application(cluster)
     finally:
         ray.shutdown()
-        if cluster.folder is not None and not keep_logs:
-            shutil.rmtree(cluster.folder, ignore_errors=True)
+        remove_files(cluster, keep_logs=keep_logs)
 
 
-def _end_application(namespace: str, progress: Callable[[str], None]) -> None:
-    try:
-        progress("ending the workers")
-        _call_pool("shutdown")
-        progress("ending Serve")
-        if APP_NAME in serve.status().applications:
-            serve.delete(APP_NAME)
-    except (RayError, RuntimeError, StoreError, TimeoutError) as error:
-        progress(f"not in order: {cause_of(error)}")
-    end_actors(namespace)
-    serve.shutdown()
+def remove_files(cluster: Cluster, *, keep_logs: bool = False) -> None:
+    """What the Ray that we started has left on the disk."""
+    if cluster.folder is None:
+        return
+    if not keep_logs:
+        shutil.rmtree(cluster.folder, ignore_errors=True)
+        return
+    for path in list(cluster.folder.rglob("*")):
+        if path.is_socket():
+            path.unlink(missing_ok=True)
+
+
+def _end_application(cluster: Cluster) -> None:
+    applications = set(serve.status().applications)
+    if APP_NAME in applications:
+        try:
+            _call_pool("shutdown")
+        except (RayError, RuntimeError, TimeoutError) as error:
+            logger.error("the pool could not end its workers: %s; they are killed", cause_of(error))
+    if cluster.address is not None:
+        serve.delete(APP_NAME)
+    end_actors(cluster.config.cluster.namespace)
+    if cluster.address is not None and not applications - {APP_NAME}:
+        serve.shutdown()
 
 
 def _call_pool(method: str) -> tuple[str, Any]:

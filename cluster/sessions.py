@@ -63,7 +63,9 @@ class SessionDesk:
         idle_timeout_s: float | None,
         capacity_tokens: int | None,
     ) -> Placement:
-        """Raises SessionExists, NoWorker, StoreError, SessionLimit."""
+        """None for a limit: the configured default. Raises SessionExists, NoWorker, StoreError, SessionLimit."""
+        idle = self._config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
+        capacity = capacity_tokens or self._config.capacity_tokens or None
         async with self._locks.hold((tenant, session_id)):
             self._opening[tenant] += 1
             try:
@@ -75,8 +77,8 @@ class SessionDesk:
                             session_id,
                             owner=owner,
                             mode=mode,
-                            idle_timeout_s=idle_timeout_s,
-                            capacity_tokens=capacity_tokens,
+                            idle_timeout_s=idle,
+                            capacity_tokens=capacity,
                             now=self._wall_clock(),
                         )
                     )

@@ -1,0 +1,120 @@
+"""The command `remora`: serve, chat, status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import yaml
+
+from cluster.usage import UsageError
+from configs import ConfigError, RemoraConfig, load
+
+DEFAULT_URL_HOST = "127.0.0.1"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    args = parser(os.environ).parse_args(argv)
+    try:
+        return int(args.run(args))
+    except (UsageError, ConfigError) as error:
+        print(f"remora: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(
+            f"remora: {error.filename or ''}{': ' if error.filename else ''}{error.strerror or error}", file=sys.stderr
+        )
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    """Flags win over the environment, which wins over the config file."""
+    root = argparse.ArgumentParser(prog="remora", description="Sticky chat sessions on Ray.")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="start a cluster and serve a model over HTTP")
+    serve.add_argument("--config", default=environ.get("CONFIG"), help="YAML file of settings (env CONFIG)")
+    serve.add_argument("--model", default=environ.get("MODEL"), help="hub id, folder or .gguf file (env MODEL)")
+    serve.add_argument("--host", default=environ.get("HOST"), help="address to listen on (env HOST)")
+    serve.add_argument("--port", default=environ.get("PORT"), help="port to listen on (env PORT)")
+    serve.add_argument("--workers", default=environ.get("WORKERS"), help="number of model workers (env WORKERS)")
+    serve.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="any setting, as in engine.kv_tokens=131072"
+    )
+    serve.set_defaults(run=_serve)
+    url = environ.get("REMORA_URL") or f"http://{_reachable(environ.get('HOST'))}:{environ.get('PORT') or 8000}"
+    chat = commands.add_parser("chat", help="chat in the terminal with a server that runs")
+    chat.add_argument("--url", default=url, help="the server (env REMORA_URL, or HOST and PORT)")
+    chat.add_argument("--system", default="", help="a system message to begin with")
+    chat.add_argument("--max-tokens", type=int, default=512, help="longest reply")
+    chat.add_argument("--temperature", type=float, default=0.0)
+    chat.set_defaults(run=_chat)
+    status = commands.add_parser("status", help="workers and sessions of a server that runs")
+    status.add_argument("--url", default=url, help="the server (env REMORA_URL, or HOST and PORT)")
+    status.set_defaults(run=_status)
+    return root
+
+
+def settings(args: argparse.Namespace) -> RemoraConfig:
+    """The configuration that `remora serve` was asked for. Raises ConfigError, UsageError, OSError."""
+    overrides: dict[str, object] = {}
+    for assignment in args.set:
+        path, equals, value = assignment.partition("=")
+        if not equals or "." not in path:
+            raise UsageError(f"--set {assignment}: expected SECTION.NAME=VALUE, as in engine.kv_tokens=131072")
+        overrides[path] = _value(assignment, value)
+    named = {"model.id": args.model, "ingress.host": args.host}
+    overrides.update({path: text for path, text in named.items() if text})
+    numbers = {"ingress.port": ("port", args.port), "workers.count": ("workers", args.workers)}
+    for path, (name, text) in numbers.items():
+        if text:
+            overrides[path] = _number(name, text)
+    return load(args.config or None, overrides)
+
+
+def _value(assignment: str, text: str) -> object:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"--set {assignment}: not a YAML value") from error
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{name}: {text!r} is not a whole number") from None
+
+
+def _reachable(host: str | None) -> str:
+    """Where a client finds a server that listens on `host`."""
+    return DEFAULT_URL_HOST if not host or host in ("0.0.0.0", "::") else host
+
+
+# Each command imports what it needs: `remora chat` does not wait for Ray.
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from cluster.cli_serve import serve
+
+    return serve(settings(args))
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from cluster.terminal_chat import chat
+
+    return chat(args.url, system=args.system, max_tokens=args.max_tokens, temperature=args.temperature)
+
+
+def _status(args: argparse.Namespace) -> int:
+    from cluster.cli_status import show_status
+
+    return show_status(args.url)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

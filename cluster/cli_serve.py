@@ -1,0 +1,169 @@
+"""`remora serve`: from a configuration to a cluster that answers, and back to nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from actors.model.errors import ModelError
+from actors.model.source import resolve, served_name
+from actors.records import StoreError
+from cluster import environment
+from cluster.store.open import sqlite_path
+from cluster.usage import UsageError
+from configs import RemoraConfig
+
+if TYPE_CHECKING:
+    from cluster.ray_cluster import Cluster
+
+LOOK_S = 0.25
+
+
+class Stop(BaseException):
+    """A signal asked us to end."""
+
+
+def serve(config: RemoraConfig) -> int:
+    """Returns when a signal has ended it. Raises UsageError for what the user can mend."""
+    check_port(config.ingress.host, config.ingress.port)
+    environment.prepare()
+    with signals() as stopping:
+        try:
+            config = located(config)
+            _run(config, stopping)
+        except Stop:
+            return 0
+    return 0
+
+
+def _run(config: RemoraConfig, stopping: threading.Event) -> None:
+    say(f"starting {config.workers.count} worker(s) of {model_name(config)} …")
+    from cluster import ray_cluster  # After the environment is set: Ray reads it when it is imported.
+
+    cluster = ray_cluster.planned(config)
+    keep_logs = False
+    try:
+        ray_cluster.connect(cluster)
+        ray_cluster.deploy(cluster)
+        rows = await_workers(config)
+        say(ready_line(config, rows))
+        threading.Event().wait()  # Until a signal raises Stop here.
+    except (StoreError, RuntimeError, ConnectionError, ValueError) as error:
+        keep_logs = cluster.folder is not None
+        where = f" (logs: {cluster.folder}/session_latest/logs)" if keep_logs else ""
+        raise UsageError(f"{error}{where}") from error
+    finally:
+        stopping.set()
+        with force_on_signal(cluster):
+            say("stopping …")
+            ray_cluster.stop(cluster, keep_logs=keep_logs)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises UsageError when nobody can listen there."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}. Choose another with PORT or --port.") from None
+
+
+def located(config: RemoraConfig) -> RemoraConfig:
+    """Find or fetch the model before anything is started, and say where the sessions' file is, as an absolute path
+    that means the same to every process. Raises UsageError."""
+    try:
+        store = f"sqlite:{sqlite_path(config.store.url).absolute()}"
+    except StoreError as error:
+        raise UsageError(str(error)) from error
+    if config.workers.runner != "toy":
+        try:
+            resolve(config.model.id, config.model.cache_dir)
+        except ModelError as error:
+            raise UsageError(str(error)) from error
+    return replace(config, store=replace(config.store, url=store))
+
+
+def await_workers(config: RemoraConfig) -> list[dict[str, Any]]:
+    """Wait until all workers are ready; their rows. Raises RuntimeError with the cause when one fails to start."""
+    from cluster.ray_cluster import pool_status
+
+    give_up_at = time.monotonic() + config.cluster.start_timeout_s
+    while time.monotonic() < give_up_at:
+        status = pool_status()
+        deaths = status["pool"]["deaths"]
+        if deaths:
+            raise RuntimeError(f"a worker failed to start: {deaths[-1]['cause']}")
+        rows: list[dict[str, Any]] = status["workers"]
+        if sum(row["state"] == "ready" for row in rows) >= config.workers.count:
+            return rows
+        time.sleep(LOOK_S)
+    raise RuntimeError(f"the workers are not ready after {config.cluster.start_timeout_s:.0f} s")
+
+
+def ready_line(config: RemoraConfig, rows: list[dict[str, Any]]) -> str:
+    tokens = sum(int(row["kv_tokens"]) for row in rows)
+    host = "127.0.0.1" if config.ingress.host in ("0.0.0.0", "::") else config.ingress.host
+    url = f"http://{f'[{host}]' if ':' in host else host}:{config.ingress.port}/v1"
+    plural = "worker" if len(rows) == 1 else "workers"
+    return f"ready: {model_name(config)} on {len(rows)} {plural}, {tokens:,} KV tokens, {url} (Ctrl-C stops it)"
+
+
+def model_name(config: RemoraConfig) -> str:
+    if config.model.served_name:
+        return config.model.served_name
+    return "toy" if config.workers.runner == "toy" else served_name(config.model.id)
+
+
+def say(text: str) -> None:
+    """Tell the user; a terminal that has gone away is no reason to fail."""
+    try:
+        print(f"remora: {text}", flush=True)
+    except (BrokenPipeError, OSError):
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - kept open for what else is printed
+
+
+@contextmanager
+def signals() -> Iterator[threading.Event]:
+    """The first SIGINT or SIGTERM raises Stop in the main thread; once the event is set, later ones do not."""
+    stopping = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if not stopping.is_set():
+            stopping.set()
+            raise Stop
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def force_on_signal(cluster: Cluster) -> Iterator[None]:
+    """While we stop in order, another signal ends everything at once: Ray's processes die with this one."""
+    from cluster.ray_cluster import remove_files
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        remove_files(cluster)
+        os._exit(128 + number)
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

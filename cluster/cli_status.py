@@ -1,0 +1,40 @@
+"""`remora status`: one line per worker of a server that runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from cluster.usage import UsageError
+
+TIMEOUT_S = 10.0
+
+
+def show_status(url: str) -> int:
+    """Raises UsageError when the server cannot be asked."""
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/v1/stats", timeout=TIMEOUT_S)
+        answer.raise_for_status()
+        stats = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise UsageError(f"no answer from {url}: {error}") from error
+    for line in lines(stats):
+        print(line)
+    return 0
+
+
+def lines(stats: dict[str, Any]) -> list[str]:
+    """The report."""
+    pool = stats["pool"]
+    shown = [f"{'WORKER':<18}{'STATE':<10}{'NODE':<16}{'RUNNING':>8}{'WAITING':>8}{'SESSIONS':>9}{'PAGES FREE':>16}"]
+    for row in stats["workers"]:
+        pages = row.get("pages", {})
+        free = f"{pages['free']:,}/{pages['total']:,}" if pages else "-"
+        shown.append(
+            f"{row['id']:<18}{row['state']:<10}{row.get('node', '-'):<16.15}{row.get('running', '-'):>8}"
+            f"{row.get('waiting', '-'):>8}{row.get('owned_sessions', '-'):>9}{free:>16}"
+        )
+    shown.append(f"{pool['desired_workers']} wanted, {pool['sessions']} sessions")
+    shown += [f"died: {death['worker']}: {death['cause']}" for death in pool["deaths"]]
+    return shown
