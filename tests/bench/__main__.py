@@ -1,0 +1,134 @@
+"""`python -m tests.bench`: measure a running server, or with --in-process the engine and runner alone."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import random
+import secrets
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+from configs import load
+from tests.bench.client import connect
+from tests.bench.figures import BenchError, Figures, Summary, summarise
+from tests.bench.in_process import IN_PROCESS_NAMES, InProcess
+from tests.bench.report import Report
+from tests.bench.texts import calibrate
+from tests.bench.workloads import NAMES, Bench, Shapes, workloads
+
+RESULTS = Path("bench-results")
+Measured = tuple[dict[str, str], dict[str, dict[str, Summary]]]
+"""(what was measured, results by workload and figure)"""
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server to measure (default: %(default)s)")
+    parser.add_argument("--model", default="", help="model to ask for (default: the server's first)")
+    parser.add_argument("--workloads", type=_names, default=None, metavar="A,B", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--repeats", type=_positive, default=3, help="measured runs of each workload")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="of the prompts (default: new each time, so that no cache answers)"
+    )
+    parser.add_argument("--stateless", action="store_true", help="chat by whole conversations, without sessions")
+    parser.add_argument("--label", default="", help="name of this measurement (default: who owns the model)")
+    parser.add_argument("--json", type=Path, default=None, help=f"file for the results (default: in {RESULTS}/)")
+    parser.add_argument("--in-process", action="store_true", help="no server: engine and runner in this process")
+    parser.add_argument("--config", type=Path, default=None, help="with --in-process: the settings (YAML)")
+    parser.add_argument("--runner", default="", help="with --in-process: overrides workers.runner")
+    args = parser.parse_args(argv)
+    known = IN_PROCESS_NAMES if args.in_process else NAMES
+    args.workloads = args.workloads or known
+    unknown = [name for name in args.workloads if name not in known]
+    if unknown:
+        parser.error(f"--workloads: {', '.join(unknown)}: not one of {', '.join(known)}")
+    if args.seed is None:
+        args.seed = secrets.randbits(32)
+    return args
+
+
+async def over_http(args: argparse.Namespace, shapes: Shapes) -> Measured:
+    async with connect(args.url, args.model) as client:
+        sizing = await calibrate(client, random.Random(f"{args.seed}/calibrate"))
+        bench = Bench(client, sizing, shapes, stateless=args.stateless)
+        results = {}
+        for name, workload in workloads(args.workloads, shapes).items():
+            repeats: list[Figures] = []
+            for number in range(1, args.repeats + 1):
+                say(f"{name}: repeat {number} of {args.repeats}")
+                repeats.append(await workload(bench, random.Random(f"{args.seed}/{name}/{number}")))
+            results[name] = summarise(repeats)
+        mode = "http, stateless" if args.stateless else "http, sessions"
+        return {"url": args.url, "model": client.model, "owner": client.owner, "mode": mode}, results
+
+
+def in_process(args: argparse.Namespace, shapes: Shapes) -> Measured:
+    overrides = {"model.id": args.model, "workers.runner": args.runner}
+    config = load(args.config, {key: value for key, value in overrides.items() if value})
+    engine = InProcess(config)
+    try:
+        say("warming up")
+        rng = random.Random(f"{args.seed}/warm")
+        engine.measure(args.workloads, dataclasses.replace(shapes, decode_tokens=min(8, shapes.decode_tokens)), rng)
+        repeats = []
+        for number in range(1, args.repeats + 1):
+            say(f"repeat {number} of {args.repeats}")
+            repeats.append(engine.measure(args.workloads, shapes, random.Random(f"{args.seed}/{number}")))
+    finally:
+        engine.close()
+    results = {name: summarise([repeat[name] for repeat in repeats]) for name in repeats[0]}
+    return {"model": config.model.id, "runner": engine.runner.info.name, "mode": "in-process"}, results
+
+
+def bench(argv: list[str] | None = None, shapes: Shapes | None = None) -> Report:
+    """Measure, print, write. Raises BenchError."""
+    args = parse(argv)
+    shapes = shapes or Shapes()
+    now = datetime.now(timezone.utc)
+    target, results = in_process(args, shapes) if args.in_process else asyncio.run(over_http(args, shapes))
+    report = Report(
+        label=args.label or target.get("owner") or target["mode"],
+        taken_at=now.isoformat(timespec="seconds"),
+        seed=args.seed,
+        repeats=args.repeats,
+        target=target,
+        shapes=dataclasses.asdict(shapes),
+        results=results,
+    )
+    path = args.json or RESULTS / f"{now:%Y%m%d-%H%M%S}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(report.as_json(), encoding="utf-8")
+    print(report.as_text())
+    print(f"\nwritten to {path}")
+    return report
+
+
+def say(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def main() -> int:
+    try:
+        bench()
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
