@@ -1,0 +1,170 @@
+"""What every runner owes the engine: the same tests for toy, script and torch."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engine.plan import NUM_RESERVED_PAGES, PlanItem, StepPlan
+from actors.messages import SamplingParams
+from actors.runner.base import ModelRunner
+from actors.runner.script import ScriptRunner
+from actors.runner.toy import ToyRunner
+from tests.runner import tiny
+
+Make = Callable[[], ModelRunner]
+PAGE = 4
+SCRIPT = [11, 12, 13, 14, 15, 16, 17, 18]
+
+
+@pytest.fixture(params=["toy", "script", "torch"])
+def make(request: pytest.FixtureRequest, saved: Callable[[str], tuple[Path, Any]]) -> Iterator[Make]:
+    made: list[ModelRunner] = []
+
+    def new() -> ModelRunner:
+        runner: ModelRunner
+        if request.param == "toy":
+            runner = ToyRunner(page_size=PAGE, kv_tokens=128, max_context=64)
+        elif request.param == "script":
+            words = [bytes([i]) for i in range(200)]
+            runner = ScriptRunner(SCRIPT, vocab_bytes=words, eos_id=0, page_size=PAGE, kv_tokens=128, max_context=64)
+        else:
+            runner = tiny.runner(saved("llama-untied")[0], page_size=PAGE, kv_tokens=128, max_context=64)
+        made.append(runner)
+        return runner
+
+    yield new
+    for runner in made:
+        runner.close()
+
+
+def item(uid: int, start: int, tokens: list[int], pages: list[int], **fields: Any) -> PlanItem:
+    """An item that samples, its prompt being all there is up to here."""
+    pending = fields.pop("pending", False)
+    count = len(tokens) + pending
+    base = PlanItem(uid, start, count, tokens, pages, True, pending, SamplingParams(), 0, start + count)
+    return replace(base, **fields)
+
+
+def run(runner: ModelRunner, *items: PlanItem, number: int = 1) -> dict[int, int]:
+    return runner.launch(StepPlan(number, items)).wait().sampled
+
+
+def continuation(runner: ModelRunner, uid: int, prompt: list[int], pages: list[int], length: int) -> list[int]:
+    """One step per token, each waited for."""
+    tokens = [run(runner, item(uid, 0, prompt, pages))[uid]]
+    while len(tokens) < length:
+        at = len(prompt) + len(tokens) - 1
+        tokens.append(run(runner, item(uid, at, tokens[-1:], pages, output_index=len(tokens)))[uid])
+    return tokens
+
+
+def test_info_is_sane(make: Make) -> None:
+    info = make().info
+    assert info.name
+    assert info.description
+    assert info.page_size == PAGE
+    assert info.num_pages == 128 // PAGE + NUM_RESERVED_PAGES
+    assert info.max_context == 64
+    assert info.eos_ids
+    assert all(0 <= token < info.vocab_size for token in info.eos_ids)
+    assert len(info.vocab_bytes) in (0, info.vocab_size)
+
+
+def test_the_same_plans_give_the_same_tokens(make: Make) -> None:
+    """I3."""
+    prompt, pages = [5, 6, 7, 8, 9], [2, 3, 4]
+    assert continuation(make(), 1, prompt, pages, 6) == continuation(make(), 1, prompt, pages, 6)
+
+
+def test_only_items_that_sample_are_answered(make: Make) -> None:
+    runner = make()
+    assert run(runner, item(1, 0, [5, 6, 7], [2], samples=False)) == {}
+    assert set(run(runner, item(1, 3, [8], [2]), item(2, 0, [5, 6], [3], samples=False), item(3, 0, [9], [4]))) == {
+        1,
+        3,
+    }
+
+
+def test_a_prompt_may_come_in_chunks_of_any_size(make: Make) -> None:
+    whole, pages = [5, 6, 7, 8, 9, 10, 11], [7, 3]
+    expected = run(make(), item(1, 0, whole, pages))[1]
+    for cut in range(1, len(whole)):
+        runner = make()
+        run(runner, item(1, 0, whole[:cut], pages, samples=False))
+        assert run(runner, item(1, cut, whole[cut:], pages))[1] == expected
+
+
+def test_page_tables_are_honoured(make: Make) -> None:
+    """Where the pages lie changes nothing, and other requests on other pages do not either."""
+    prompt = [5, 6, 7, 8, 9]
+    expected = continuation(make(), 1, prompt, [2, 3, 4], 6)
+    runner = make()
+    continuation(runner, 2, [30, 31, 32, 33, 34, 35], [9, 8, 7], 6)
+    assert continuation(runner, 1, prompt, [20, 2, 11], 6) == expected
+
+
+def test_shared_prefix_pages_are_read(make: Make) -> None:
+    """K3: a second request that begins with full pages of the first computes only the rest."""
+    prompt = [5, 6, 7, 8, 9, 10]
+    runner = make()
+    expected = run(runner, item(1, 0, prompt, [5, 6]))[1]
+    assert run(runner, item(2, 4, prompt[4:], [5, 7]))[2] == expected
+
+
+def test_steps_run_in_the_order_of_launch_and_pending_tokens_are_filled_in(make: Make) -> None:
+    """Depth 1: a step is launched before the token it continues from is known."""
+    prompts = {1: [5, 6, 7, 8, 9], 2: [40, 41]}
+    pages = {1: [2, 3, 4], 2: [6, 7, 8]}
+    expected = {uid: continuation(make(), uid, prompts[uid], pages[uid], 6) for uid in prompts}
+    runner = make()
+    handles = [runner.launch(StepPlan(1, tuple(item(uid, 0, prompts[uid], pages[uid]) for uid in prompts)))]
+    for index in range(1, 6):
+        items = [
+            item(uid, len(prompts[uid]) + index - 1, [], pages[uid], pending=True, output_index=index)
+            for uid in prompts
+        ]
+        handles.append(runner.launch(StepPlan(index + 1, tuple(items))))
+    results = [handle.wait().sampled for handle in handles]
+    assert {uid: [result[uid] for result in results] for uid in prompts} == expected
+
+
+def test_decodes_and_prefills_share_a_step(make: Make) -> None:
+    """P7. Decodes come first in a plan; a runner need not rely on it."""
+    alone = {1: continuation(make(), 1, [5, 6, 7], [2, 3], 2), 2: continuation(make(), 2, [50, 51, 52], [4], 1)}
+    for backwards in (False, True):
+        runner = make()
+        first = run(runner, item(1, 0, [5, 6, 7], [2, 3]))[1]
+        items = [item(1, 3, [first], [2, 3], output_index=1), item(2, 0, [50, 51, 52], [4])]
+        together = run(runner, *(reversed(items) if backwards else items))
+        assert together == {1: alone[1][1], 2: alone[2][0]}
+
+
+def test_the_plan_may_change_once_launch_has_returned(make: Make) -> None:
+    """The engine's lists live on: everything must have been read."""
+    expected = run(make(), item(1, 0, [5, 6, 7, 8, 9], [2, 3]))[1]
+    tokens, pages = [5, 6, 7, 8, 9], [2, 3]
+    handle = make().launch(StepPlan(1, (item(1, 0, tokens, pages),)))
+    tokens.clear()
+    pages[:] = [0, 0, 0]
+    assert handle.wait().sampled[1] == expected
+
+
+def test_a_closed_runner_lets_go_of_its_kv(saved: Callable[[str], tuple[Path, Any]]) -> None:
+    """`close` gives the memory back, whoever still holds the runner; twice is once."""
+    runner = tiny.runner(saved("llama")[0])
+    assert runner._model is not None
+    kv = weakref.ref(runner._model.kv)
+    weight = weakref.ref(runner._model.decoder._embedding)
+    run(runner, item(1, 0, [5, 6, 7], [2]))
+    runner.close()
+    runner.close()
+    gc.collect()
+    assert kv() is None
+    assert weight() is None

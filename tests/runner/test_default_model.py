@@ -1,0 +1,67 @@
+"""The default model in float32 against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from actors.model.source import ModelFolder, resolve
+from actors.runner.torch.runner import TorchRunner
+from tests.engine.driver import Driver
+from tests.runner import tiny
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+
+NUM_TOKENS = 200
+
+
+@pytest.fixture(scope="module")
+def folder() -> ModelFolder:
+    return resolve("default", progress=False)
+
+
+@pytest.fixture(scope="module")
+def model(folder: ModelFolder) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder.path, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def prompts(folder: ModelFolder) -> list[list[int]]:
+    """About 30, 60 and 120 tokens; the last two begin alike."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder.path)
+    start = "A lighthouse keeper wrote in his diary every evening, and on the last page he explained why. "
+    texts = (
+        "Write a short story about a heron and a fox who share a pond.",
+        start + "It began like this:",
+        start + "Some pages were about the weather, some about ships, and a few about nothing at all. " * 3,
+    )
+    return [tokenizer(text)["input_ids"] for text in texts]
+
+
+@pytest.fixture(scope="module", params=[16384, 512], ids=["roomy", "tight"])
+def runner(folder: ModelFolder, request: pytest.FixtureRequest) -> Iterator[TorchRunner]:
+    runner = TorchRunner(folder.path, dtype="float32", kv_tokens=request.param, threads=2)
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize(("max_step_tokens", "depth"), [(256, 0), (23, 1)])
+def test_greedy_tokens_equal_transformers(
+    runner: TorchRunner, model: Any, prompts: list[list[int]], max_step_tokens: int, depth: int
+) -> None:
+    """I3: chunked or not, overlapped or not, preempted or not, with a prefix found in the cache."""
+    driver = Driver(runner, max_step_tokens=max_step_tokens, depth=depth)
+    told = tiny.generate(driver, prompts, NUM_TOKENS)
+    (again,) = tiny.generate(driver, prompts[2:], 4, "again")
+    for ids, answer in zip(prompts, told, strict=True):
+        assert len(answer.ids) == NUM_TOKENS
+        tiny.assert_greedy(model, ids, answer.ids)
+    assert again.ids == told[2].ids[:4]
+    stats = driver.engine.snapshot()
+    tight = runner.info.num_pages * runner.info.page_size < 1000
+    assert (stats.preemptions > 0) == tight
+    assert stats.cached_tokens > 0

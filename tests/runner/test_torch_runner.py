@@ -1,0 +1,159 @@
+"""The torch runner's own promises: refusals, dtypes, and faults that stay with their request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.engine.plan import PlanItem, StepPlan
+from actors.messages import Outcome, Reason, SamplingParams
+from actors.model.errors import ModelUnusable
+from actors.runner.torch import runner as runner_module
+from actors.runner.torch.inputs import build_inputs
+from actors.runner.torch.runner import TorchRunner, choose_dtype
+from kernels.attention import NoBackend
+from tests.engine.driver import Driver
+from tests.runner import tiny
+
+Saved = Callable[[str], tuple[Path, Any]]
+
+
+def bad_row(runner: TorchRunner, token: int, value: float) -> None:
+    """From now on every row that contains `token` has `value` in its hidden state, and so in its logits."""
+    assert runner._model is not None
+    with torch.inference_mode():
+        embedding = runner._model.decoder._embedding
+        embedding[token] = value
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_whose_logits_are_not_finite_ends_alone(
+    saved: Saved, depth: int, temperature: float, value: float
+) -> None:
+    """N52: that request ends `internal`; the others' tokens are what they would have been without it."""
+    folder, _ = saved("llama-untied")
+    prompts = [[token for token in tiny.prompt(20 + i) if token != 150] for i in range(4)]
+    settings = SamplingParams(max_tokens=40, ignore_eos=True, temperature=temperature, seed=3, logit_bias=((150, -90),))
+    expected = []
+    for broken in (False, True):
+        runner = tiny.runner(folder)
+        bad_row(runner, 150, value)
+        driver = Driver(runner, max_step_tokens=32, depth=depth)
+        told = [driver.submit(f"r{i}", ids, sampling=settings) for i, ids in enumerate(prompts)]
+        if broken:
+            poisoned = driver.submit("bad", [4, 150, 5], sampling=settings)
+        driver.run()
+        expected.append([answer.ids for answer in told])
+        runner.close()
+    assert expected[0] == expected[1]
+    assert all(len(ids) == 40 for ids in expected[0])
+    assert poisoned.ids == []
+    assert poisoned.end is not None
+    assert (poisoned.end.outcome, poisoned.end.reason) == (Outcome.ABORT, Reason.INTERNAL)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_row_that_raises_ends_alone(saved: Saved, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N52, first run: the backend raises for one row; the others are computed all the same, the loop lives."""
+    folder, model = saved("llama")
+    real = runner_module.sample
+
+    def sample(logits: torch.Tensor, rows: list[Any], *rest: Any) -> list[int]:
+        if any(row.sampling.seed == 666 and row.output_index == 3 for row in rows):
+            raise RuntimeError("a fault of the backend")
+        return real(logits, rows, *rest)
+
+    monkeypatch.setattr(runner_module, "sample", sample)
+    runner = tiny.runner(folder)
+    driver = Driver(runner, max_step_tokens=16, depth=depth)
+    prompts = [tiny.prompt(9), tiny.prompt(30)]
+    told = [driver.submit(f"r{i}", ids, sampling=tiny.greedy(30)) for i, ids in enumerate(prompts)]
+    bad = driver.submit("bad", tiny.prompt(5), sampling=SamplingParams(max_tokens=30, ignore_eos=True, seed=666))
+    driver.run()
+    for ids, answer in zip(prompts, told, strict=True):
+        assert len(answer.ids) == 30
+        tiny.assert_greedy(model, ids, answer.ids)
+    assert len(bad.ids) == 3
+    assert bad.end is not None
+    assert bad.end.reason is Reason.INTERNAL
+    (after,) = tiny.generate(driver, [tiny.prompt(11)], 10, "after")
+    tiny.assert_greedy(model, tiny.prompt(11), after.ids)
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pages", "pending"),
+    [([5, 6], [2], True), ([5, 6, 7, 8, 9], [2], False), ([], [2], False), ([1] * 9, [3, 4], False)],
+)
+def test_a_plan_at_odds_with_itself_is_an_error(tokens: list[int], pages: list[int], pending: bool) -> None:
+    """Too few pages, or tokens and count that disagree: found at launch, not in wrong text."""
+    count = 2 if tokens == [5, 6] else len(tokens)
+    item = PlanItem(1, 0, count, tokens, pages, True, pending, SamplingParams(), 0, 5)
+    with pytest.raises(ValueError, match="request 1"):
+        build_inputs(StepPlan(1, (item,)), 4)
+
+
+def test_a_pending_token_that_nobody_sampled_fails_its_request_only(saved: Saved) -> None:
+    runner = tiny.runner(saved("llama")[0])
+    lost = PlanItem(1, 4, 1, [], [2], True, True, SamplingParams(), 1, 4)
+    fine = PlanItem(2, 0, 3, [5, 6, 7], [3], True, False, SamplingParams(), 0, 3)
+    result = runner.launch(StepPlan(1, (lost, fine))).wait()
+    assert set(result.failed) == {1}
+    assert set(result.sampled) == {2}
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"max_context": 513}, "a context of 513 tokens is asked for; the model has 512"),
+        ({"kv_tokens": 15}, "holds no page of 16"),
+        ({"kv_tokens": 2**50}, r"no memory for a KV cache of \d+ tokens"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_the_numbers(saved: Saved, settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ModelUnusable, match=reason):
+        tiny.runner(saved("llama")[0], **settings)
+
+
+def test_an_explicit_backend_that_cannot_work_is_an_error(saved: Saved) -> None:
+    with pytest.raises(NoBackend, match="triton"):
+        tiny.runner(saved("llama")[0], attention="triton")
+
+
+def test_ids_beyond_the_vocabulary_never_reach_a_step(saved: Saved) -> None:
+    """Ends that the model cannot say are dropped; rows that the tokenizer does not know stand for no text."""
+    runner = tiny.runner(saved("llama")[0], eos_ids=frozenset({2, 99999}), vocab_bytes=(b"a", b"b"))
+    assert runner.info.eos_ids == {2}
+    assert runner.info.vocab_bytes == (b"a", b"b") + (b"",) * (tiny.VOCAB - 2)
+    settings = SamplingParams(max_tokens=3, min_tokens=3, ignore_eos=True, stop=("zz",))
+    driver = Driver(runner)
+    assert len(driver.submit("r", [5], sampling=settings).ids) == 0
+    driver.run()
+    assert len(driver.told["r"].ids) == 3
+    runner.close()
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_thread(saved: Saved, tmp_path: Path) -> None:
+    import shutil
+    import threading
+
+    shutil.copy(saved("llama")[0] / "config.json", tmp_path)
+    before = threading.active_count()
+    with pytest.raises(ModelUnusable, match="no tensor"):
+        tiny.runner(tmp_path)
+    assert threading.active_count() == before
+
+
+def test_dtypes_are_named() -> None:
+    cpu = torch.device("cpu")
+    assert choose_dtype("float16", cpu) is torch.float16
+    assert choose_dtype("auto", cpu) in (torch.bfloat16, torch.float32)
+    with pytest.raises(ValueError, match="'int8' is not one of auto, float32, bfloat16, float16"):
+        choose_dtype("int8", cpu)
