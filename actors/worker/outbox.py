@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from actors.messages import Event, Reply
 from actors.wire import encode_frame
 
+KEEP_LEASES = 20
+"""How many leases the events of an ingress that counts as dead are kept."""
+
 
 @dataclass(slots=True)
 class _Peer:
@@ -24,6 +27,7 @@ class _Peer:
     frame_number: int = 0
     unacknowledged: bytes = b""
     wake: Callable[[], None] | None = None
+    counted_dead: bool = False
 
 
 class Outbox:
@@ -63,12 +67,21 @@ class Outbox:
             future.set_result(value)
 
     def take_dead(self) -> list[str]:
-        """Ingresses whose lease ran out; they are forgotten here."""
+        """Ingresses whose lease has run out since the last look.
+
+        Their events are kept for `KEEP_LEASES` leases: one that only stood still for a while would else wait for ever
+        for an end that it was never given.
+        """
         now = self._clock()
+        dead = []
         with self._lock:
-            dead = [name for name, peer in self._peers.items() if now - peer.last_poll_at > self._lease_s]
-            for name in dead:
-                del self._peers[name]
+            for name, peer in list(self._peers.items()):
+                silent_s = now - peer.last_poll_at
+                if silent_s > self._lease_s and not peer.counted_dead:
+                    peer.counted_dead = True
+                    dead.append(name)
+                elif silent_s > self._lease_s * KEEP_LEASES:
+                    del self._peers[name]
         return dead
 
     @property
@@ -89,13 +102,15 @@ class Outbox:
     def expect(self, ingress: str) -> None:
         """An ingress submitted something: give it time to poll."""
         with self._lock:
-            self._peer(ingress)
+            peer = self._peer(ingress)
+            if peer.counted_dead:
+                peer.counted_dead, peer.last_poll_at = False, self._clock()
 
     def take(self, ingress: str, acknowledged: int, wake: Callable[[], None]) -> bytes | None:
         """The next frame for this ingress, or None: then `wake` will be called, once, when there is one."""
         with self._lock:
             peer = self._peer(ingress)
-            peer.last_poll_at = self._clock()
+            peer.counted_dead, peer.last_poll_at = False, self._clock()
             if peer.unacknowledged and acknowledged < peer.frame_number:
                 return peer.unacknowledged
             peer.unacknowledged = b""
