@@ -15,14 +15,16 @@ def audit(calls: Iterable[Call], store: SimStore, modes: dict[int, SessionMode])
     """Raise AssertionError with a sentence. `modes`: session mode by generation."""
     calls = list(calls)
     _stored_turns_are_right(store, modes)
-    by_turn = {(one.commit.session_id, one.commit.turn.rid): one for one in store.accepted}
+    by_turn: dict[tuple[str, str], list[Accepted]] = {}
+    for one in store.accepted:
+        by_turn.setdefault((one.commit.session_id, one.commit.turn.rid), []).append(one)
     for call in calls:
         assert call.left or len(call.ends) == 1, f"E1: {call.name} has {len(call.ends)} ends"
         if call.turn is None:
             prompt = call.submit.input_ids
             assert call.ids == reference(prompt, len(call.ids)), f"{call.name} is not what its prompt gives"
         elif call.ends and call.ends[0].outcome is not Outcome.ABORT:
-            _told_turn_is_stored(call, by_turn.get((call.turn["session_id"], call.submit.rid)))
+            _told_turn_is_stored(call, by_turn.get((call.turn["session_id"], call.submit.rid), []))
 
 
 def reference(prompt: Iterable[int], num_tokens: int) -> list[int]:
@@ -47,11 +49,15 @@ def _stored_turns_are_right(store: SimStore, modes: dict[int, SessionMode]) -> N
             assert turn.number == (one.before.number if one.before else 0) + 1, f"{name}: its number is out of line"
 
 
-def _told_turn_is_stored(call: Call, accepted: Accepted | None) -> None:
-    """T1: an acknowledged turn is in the store as it was told; E5: its usage is that of the stored prompt."""
-    assert accepted is not None, f"T1: {call.name} was acknowledged and never stored"
+def _told_turn_is_stored(call: Call, named: list[Accepted]) -> None:
+    """T1: an acknowledged turn is in the store as it was told; E5: its usage is that of the stored prompt.
+
+    `named`: stored turns of its name, one at most for each time that the session's id was opened."""
+    assert named, f"T1: {call.name} was acknowledged and never stored"
+    as_told = [one for one in named if tuple(call.ids) == one.commit.turn.output_ids]
+    assert as_told, f"T1: {call.name} was told other tokens than are stored"
+    accepted = as_told[-1]
     end, turn = call.ends[0], accepted.commit.turn
-    assert tuple(call.ids) == turn.output_ids, f"T1: {call.name} was told other tokens than are stored"
     assert end.turn == turn.number, f"{call.name} was told turn {end.turn}, stored is {turn.number}"
     assert end.prompt_tokens == len(accepted.prompt), f"E5: {call.name} was told {end.prompt_tokens} prompt tokens"
     assert end.cached_tokens < max(1, len(accepted.prompt)), f"E5: {call.name}: all of its prompt cached"

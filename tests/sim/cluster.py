@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from hashlib import blake2b
 from random import Random
 from typing import Any
@@ -37,6 +38,7 @@ class SimCluster:
         max_context: int = 256,
         step_s: float = 0.01,
         patience_s: float = LEASES.dead_s,
+        replace_dead: bool = False,
         **settings: Any,
     ) -> None:
         self.log: list[str] = []
@@ -45,11 +47,11 @@ class SimCluster:
         self.store = SimStore(self.log.append)
         self.modes: dict[int, SessionMode] = {}
         self.calls: dict[str, Call] = {}
-        self.workers = {
-            name: self._worker(name, page_size, kv_tokens, max_context, step_s, settings)
-            for name in (f"w{number + 1}" for number in range(workers))
-        }
+        self._new_worker = partial(self._worker, page_size, kv_tokens, max_context, step_s, settings)
+        self.workers = {f"w{number + 1}": self._new_worker(f"w{number + 1}") for number in range(workers)}
         self.pool = SimPool(self.timeline, self.network, self.store, self.workers, LEASES, self.log.append)
+        if replace_dead:
+            self.pool.replace_worker = self.add_worker
         self.ingresses = {
             name: SimIngress(name, self.timeline, self.network, self.pool, self.log.append, patience_s=patience_s)
             for name in (f"i{number + 1}" for number in range(ingresses))
@@ -97,6 +99,11 @@ class SimCluster:
         self.pool.worker_died(name)
         for ingress in self.ingresses.values():
             self.timeline.after(DETECT_S, lambda ingress=ingress: ingress.worker_gone(name, "it is gone"))
+
+    def add_worker(self) -> None:
+        name = f"w{len(self.workers) + 1}"
+        self.workers[name] = self._new_worker(name)
+        self.pool.members.add(name, self.timeline.now)
 
     def partition(self, one: str, other: str, *, cut: bool = True) -> None:
         self.network.link(one, other).cut = cut
@@ -170,7 +177,7 @@ class SimCluster:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _worker(
-        self, name: str, page_size: int, kv_tokens: int, max_context: int, step_s: float, settings: dict[str, Any]
+        self, page_size: int, kv_tokens: int, max_context: int, step_s: float, settings: dict[str, Any], name: str
     ) -> SimWorker:
         runner = ToyRunner(
             page_size=page_size, kv_tokens=kv_tokens, max_context=max_context, clock=lambda: self.timeline.now

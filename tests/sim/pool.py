@@ -7,7 +7,7 @@ from typing import Any
 
 from actors.messages import CloseSession, OpenSession, SessionClosed, SessionMode
 from actors.ports import NoWorker
-from actors.records import SessionRecord, SessionUnknown
+from actors.records import SessionRecord, SessionUnknown, StoreError
 from cluster.membership import Membership
 from cluster.placement import Directory, choose
 from configs import ClusterConfig
@@ -35,7 +35,11 @@ class SimPool:
     ) -> None:
         self.members = Membership(config, timeline.now)
         self.directory = Directory()
+        self.replace_worker: Callable[[], None] | None = None
+        """Starts a worker for each that died, if set."""
         self._closing: set[int] = set()
+        self._asked: dict[str, list[Callable[[], None]]] = {}
+        """What to do about open questions when a worker turns out to be dead."""
         self._timeline = timeline
         self._network = network
         self._store = store
@@ -102,11 +106,15 @@ class SimPool:
         self._closing.add(record.generation)
 
         def told(value: Any) -> None:
-            if not value.known:
-                known = self._store.close(tenant, session_id, record.generation)
-                value = SessionClosed(known=known)
-            self.directory.remove((tenant, session_id), record.generation)
+            if record.generation not in self._closing:
+                return  # Its owner answered before it died, or the other way round.
             self._closing.discard(record.generation)
+            try:
+                if not value.known:
+                    value = SessionClosed(known=self._store.close(tenant, session_id, record.generation))
+            except StoreError as error:
+                value = SessionClosed(known=True, error=str(error))
+            self.directory.remove((tenant, session_id), record.generation)
             answered(value)
 
         if not self.members.alive(record.owner):
@@ -114,6 +122,7 @@ class SimPool:
             return
         message = CloseSession(tenant=tenant, session_id=session_id, generation=record.generation, abort_running=abort)
         ownerless = SessionClosed(known=False)
+        self._asked.setdefault(record.owner, []).append(lambda: told(ownerless))
         self._network.send(POOL, record.owner, Question(message, told), refused=lambda: told(ownerless))
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -134,14 +143,20 @@ class SimPool:
             if worker.present:
                 self.members.heard(name, _stats(worker), now)
         for dead in self.members.look(now):
-            self.directory.remove_worker(dead.worker_id)
-            self._say(f"pool: {dead.worker_id} is dead, {dead.cause}")
+            self._buried(dead.worker_id, dead.cause)
         self._timeline.after(self._config.heartbeat_s, self._beat)
 
     def _dead(self, name: str, cause: str) -> None:
         if self.members.died(name, cause, self._timeline.now):
-            self.directory.remove_worker(name)
-            self._say(f"pool: {name} is dead, {cause}")
+            self._buried(name, cause)
+
+    def _buried(self, name: str, cause: str) -> None:
+        self.directory.remove_worker(name)
+        self._say(f"pool: {name} is dead, {cause}")
+        for unanswered in self._asked.pop(name, []):
+            unanswered()
+        if self.replace_worker is not None:
+            self.replace_worker()
 
 
 def _stats(worker: SimWorker) -> dict[str, Any]:
