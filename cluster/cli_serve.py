@@ -8,11 +8,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actors.model.errors import ModelError
 from actors.model.source import resolve, served_name
@@ -21,9 +20,6 @@ from cluster import environment
 from cluster.store.open import sqlite_path
 from cluster.usage import UsageError
 from configs import RemoraConfig
-
-if TYPE_CHECKING:
-    from cluster.ray_cluster import Cluster
 
 LOOK_S = 0.25
 
@@ -36,16 +32,15 @@ def serve(config: RemoraConfig) -> int:
     """Returns when a signal has ended it. Raises UsageError for what the user can mend."""
     check_port(config.ingress.host, config.ingress.port)
     environment.prepare()
-    with signals() as stopping:
+    with Signals() as signals:
         try:
-            config = located(config)
-            _run(config, stopping)
-        except Stop:
+            _run(located(config), signals)
+        except (Stop, SystemExit):  # Ray's own handler, in place while it starts, raises SystemExit.
             return 0
     return 0
 
 
-def _run(config: RemoraConfig, stopping: threading.Event) -> None:
+def _run(config: RemoraConfig, signals: Signals) -> None:
     say(f"starting {config.workers.count} worker(s) of {model_name(config)} …")
     from cluster import ray_cluster  # After the environment is set: Ray reads it when it is imported.
 
@@ -53,6 +48,7 @@ def _run(config: RemoraConfig, stopping: threading.Event) -> None:
     keep_logs = False
     try:
         ray_cluster.connect(cluster)
+        signals.install()
         ray_cluster.deploy(cluster)
         rows = await_workers(config)
         say(ready_line(config, rows))
@@ -62,10 +58,10 @@ def _run(config: RemoraConfig, stopping: threading.Event) -> None:
         where = f" (logs: {cluster.folder}/session_latest/logs)" if keep_logs else ""
         raise UsageError(f"{error}{where}") from error
     finally:
-        stopping.set()
-        with force_on_signal(cluster):
-            say("stopping …")
-            ray_cluster.stop(cluster, keep_logs=keep_logs)
+        signals.force = lambda: ray_cluster.sweep(cluster, grace_s=0.0)
+        signals.install()
+        say("stopping …")
+        ray_cluster.stop(cluster, keep_logs=keep_logs)
 
 
 def check_port(host: str, port: int) -> None:
@@ -134,36 +130,32 @@ def say(text: str) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - kept open for what else is printed
 
 
-@contextmanager
-def signals() -> Iterator[threading.Event]:
-    """The first SIGINT or SIGTERM raises Stop in the main thread; once the event is set, later ones do not."""
-    stopping = threading.Event()
+class Signals:
+    """The first SIGINT or SIGTERM raises Stop in the main thread. Once `force` is set, because we are stopping, another
+    calls it and ends this process on the spot."""
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if not stopping.is_set():
-            stopping.set()
+    def __init__(self) -> None:
+        self.force: Callable[[], None] | None = None
+        self._stopping = False
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def install(self) -> None:
+        """Again after anybody else may have put a handler of its own in our place."""
+        for number in self._before:
+            signal.signal(number, self._on_signal)
+
+    def __enter__(self) -> Signals:
+        self.install()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.force is not None:
+            self.force()
+            os._exit(128 + number)
+        if not self._stopping:
+            self._stopping = True
             raise Stop
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def force_on_signal(cluster: Cluster) -> Iterator[None]:
-    """While we stop in order, another signal ends everything at once: Ray's processes die with this one."""
-    from cluster.ray_cluster import remove_files
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        remove_files(cluster)
-        os._exit(128 + number)
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

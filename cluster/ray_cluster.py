@@ -14,6 +14,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
+from cluster import processes
 from cluster.app import build_app
 from cluster.environment import PACKAGES, code_root, is_checkout
 from cluster.ray_errors import cause_of
@@ -98,13 +99,14 @@ def stop(cluster: Cluster, *, keep_logs: bool = False) -> None:
             _end_application(cluster)
     finally:
         ray.shutdown()
-        remove_files(cluster, keep_logs=keep_logs)
+        sweep(cluster, keep_logs=keep_logs)
 
 
-def remove_files(cluster: Cluster, *, keep_logs: bool = False) -> None:
-    """What the Ray that we started has left on the disk."""
+def sweep(cluster: Cluster, *, keep_logs: bool = False, grace_s: float = processes.TERM_S) -> None:
+    """End and remove what is left of the Ray that we started, also when it was interrupted on its way up."""
     if cluster.folder is None:
         return
+    processes.end_users(cluster.folder, grace_s)
     if not keep_logs:
         shutil.rmtree(cluster.folder, ignore_errors=True)
         return
