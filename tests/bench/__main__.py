@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import os
 import random
 import secrets
 import sys
@@ -87,13 +88,14 @@ def bench(argv: list[str] | None = None, shapes: Shapes | None = None) -> Report
     """Measure, print, write. Raises BenchError."""
     args = parse(argv)
     shapes = shapes or Shapes()
-    now = datetime.now(timezone.utc)
+    now, load_before = datetime.now(timezone.utc), os.getloadavg()[0]
     target, results = in_process(args, shapes) if args.in_process else asyncio.run(over_http(args, shapes))
     report = Report(
         label=args.label or target.get("owner") or target["mode"],
         taken_at=now.isoformat(timespec="seconds"),
         seed=args.seed,
         repeats=args.repeats,
+        load_before=load_before,
         target=target,
         shapes=dataclasses.asdict(shapes),
         results=results,

@@ -19,12 +19,14 @@ CPUINFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """`target`: what was measured (URL, model, mode). `results[workload][figure]`. `taken_at`: ISO 8601, UTC."""
+    """`target`: what was measured (URL, model, mode). `results[workload][figure]`. `taken_at`: ISO 8601, UTC.
+    `load_before`: how many processes wanted a core over the last minute; above 0 something else disturbs."""
 
     label: str
     taken_at: str
     seed: int
     repeats: int
+    load_before: float
     target: dict[str, str]
     shapes: dict[str, Any]
     results: dict[str, dict[str, Summary]]
@@ -39,7 +41,7 @@ class Report:
             **self.target,
             "machine": " · ".join(str(value) for value in machine().values()),
             "versions": " ".join(f"{name} {version}" for name, version in versions().items()),
-            "taken": f"{self.taken_at}, seed {self.seed}, {self.repeats} repeats",
+            "taken": f"{self.taken_at}, seed {self.seed}, {self.repeats} repeats, load before {self.load_before:.2f}",
         }
         lines = [f"{name:10}{value}" for name, value in about.items()]
         for workload, figures in self.results.items():
