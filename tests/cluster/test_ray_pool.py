@@ -1,0 +1,228 @@
+"""The pool over real Ray: detached worker actors, the store's actor, and what is left when all is over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from actors.messages import Finished, Outcome, SamplingParams, SessionMode, Submit, TurnOf
+from actors.ports import Placement, WorkerGone, WorkerPort
+from actors.records import SessionUnknown, StoreError
+from cluster import environment, processes
+from configs import RemoraConfig, load
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+SETTINGS = {
+    "workers.runner": "toy",
+    "workers.count": 2,
+    "engine.kv_tokens": 4096,
+    "cluster.heartbeat_s": 0.1,
+    "cluster.namespace": "remora-test",
+}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoraConfig]:
+    """A cluster of its own; afterwards nothing of it may be left."""
+    environment.prepare()
+    from cluster import ray_cluster
+
+    path = tmp_path_factory.mktemp("store") / "s.sqlite"
+    settings = load(None, {**SETTINGS, "store.url": f"sqlite:{path}"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        cluster = ray_cluster.planned(settings)
+        ray_cluster.connect(cluster)
+        folder = cluster.folder
+        assert folder is not None
+        assert processes.using(folder)
+        yield settings
+        ray_cluster.stop(cluster)
+    assert processes.using(folder) == []
+    assert not folder.exists()
+    assert not Path(f"{path}-wal").exists(), "the store's file was not closed"
+
+
+class Rig:
+    """A pool on this process's event loop, over actors."""
+
+    def __init__(self, config: RemoraConfig) -> None:
+        from cluster.pool import Pool
+        from cluster.ray_runtime import RayRuntime, WorkerPorts, open_remote_store
+
+        self.config = config
+        self.store = open_remote_store(config)
+        self.runtime = RayRuntime(config, self.store)
+        self.pool = Pool(self.runtime, self.store, config)
+        self.ports = WorkerPorts(config.cluster.namespace)
+        self.pool.start()
+
+    async def ready(self, count: int = 2) -> dict[str, int]:
+        """Process ids by worker, once `count` are ready."""
+
+        async def look() -> dict[str, int]:
+            while True:
+                rows = (await self.pool.status())["workers"]
+                assert isinstance(rows, list)
+                if [row["state"] for row in rows] == ["ready"] * count:
+                    return {row["id"]: row["pid"] for row in rows}
+                await asyncio.sleep(0.05)
+
+        return await asyncio.wait_for(look(), 30)
+
+    async def open(self, session_id: str) -> Placement:
+        return await self.pool.open_session(
+            "t", session_id, mode=SessionMode.TREE, idle_timeout_s=None, capacity_tokens=None
+        )
+
+    async def turn(self, placed: Placement, rid: str) -> Finished:
+        port = self.ports.port(placed.worker_id)
+        record = placed.session
+        await port.submit(
+            Submit(
+                key=rid,
+                rid=rid,
+                ingress="i",
+                tenant="t",
+                input_ids=tuple(range(40, 60)),
+                sampling=SamplingParams(max_tokens=4, ignore_eos=True),
+                turn=TurnOf(session_id=record.session_id, generation=record.generation, epoch=record.epoch),
+            )
+        )
+        return await asyncio.wait_for(finished(port, rid), 30)
+
+
+async def finished(port: WorkerPort, key: str) -> Finished:
+    while True:
+        for event in await port.poll("i"):
+            if isinstance(event, Finished) and event.key == key:
+                return event
+
+
+def run(config: RemoraConfig, test: Callable[[Rig], Awaitable[None]]) -> None:
+    async def main() -> None:
+        rig = Rig(config)
+        try:
+            await test(rig)
+        finally:
+            await rig.pool.shutdown()
+        assert await rig.runtime.living() == []
+
+    asyncio.run(main())
+
+
+def test_a_worker_killed_with_sigkill_costs_its_sessions_nothing_but_a_prefill(config: RemoraConfig) -> None:
+    """T1, T4: what was acknowledged is in the store; sessions are placed again under a higher epoch."""
+
+    async def test(rig: Rig) -> None:
+        pids = await rig.ready()
+        placed = await rig.open("killed")
+        assert (await rig.turn(placed, "r1")).turn == 1
+        os.kill(pids[placed.worker_id], signal.SIGKILL)
+        moved = await rig.pool.place("t", "killed", avoid=placed.worker_id)
+        assert moved.worker_id != placed.worker_id
+        assert moved.session.epoch == 2
+        second = await rig.turn(moved, "r2")
+        assert (second.outcome, second.turn, second.prompt_tokens) == (Outcome.LENGTH, 2, 20 + 4 + 20)
+        replaced = await rig.ready()
+        assert placed.worker_id not in replaced
+        with pytest.raises(WorkerGone):
+            await rig.ports.port(placed.worker_id).stats()
+
+    run(config, test)
+
+
+def test_an_owner_that_lost_its_session_cannot_commit(config: RemoraConfig) -> None:
+    """T3: two workers can never both commit a turn of one session."""
+
+    async def test(rig: Rig) -> None:
+        await rig.ready()
+        placed = await rig.open("stale")
+        await rig.turn(placed, "r1")
+        rig.store.acquire("t", "stale", owner="worker-other", expected_epoch=1)
+        late = await rig.turn(placed, "r2")
+        assert late.outcome is Outcome.ABORT
+        assert rig.store.get("t", "stale").turns == 1
+
+    run(config, test)
+
+
+def test_a_new_pool_adopts_the_workers_of_the_old(config: RemoraConfig) -> None:
+    """Killing the pool loses nothing: workers are detached, and know their sessions."""
+
+    async def test(rig: Rig) -> None:
+        before = await rig.ready()
+        placed = await rig.open("kept")
+        await rig.pool.abandon()
+        other = Rig(config)
+        try:
+            assert await other.pool.place("t", "kept") == placed
+            assert await other.ready() == before
+        finally:
+            await other.pool.shutdown()
+
+    run(config, test)
+
+
+def test_the_store_survives_the_death_of_its_process(config: RemoraConfig) -> None:
+    """T1: commits wait for the store to come back; nothing stored is lost."""
+
+    async def test(rig: Rig) -> None:
+        await rig.ready()
+        placed = await rig.open("stored")
+        await rig.turn(placed, "r1")
+        os.kill(store_pid(config), signal.SIGKILL)
+        second = await rig.turn(placed, "r2")
+        assert (second.outcome, second.turn) == (Outcome.LENGTH, 2)
+        assert rig.store.get("t", "stored").turns == 2
+        with pytest.raises(SessionUnknown):
+            rig.store.get("t", "never opened")
+
+    run(config, test)
+
+
+def test_a_worker_that_cannot_start_says_why(config: RemoraConfig) -> None:
+    from dataclasses import replace
+
+    broken = replace(config, engine=replace(config.engine, kv_tokens=10**16))
+
+    async def test(rig: Rig) -> None:
+        async def failed() -> str:
+            while True:
+                pool = (await rig.pool.status())["pool"]
+                assert isinstance(pool, dict)
+                if pool["last_failure"]:
+                    return str(pool["last_failure"])
+                await asyncio.sleep(0.05)
+
+        assert "allocate" in await asyncio.wait_for(failed(), 30)
+
+    run(broken, test)
+
+
+def test_a_store_that_cannot_be_opened_says_why(config: RemoraConfig) -> None:
+    from dataclasses import replace
+
+    from cluster.ray_runtime import open_remote_store
+
+    folder = Path(__file__).parent
+    nowhere = replace(
+        config,
+        store=replace(config.store, url=f"sqlite:{folder}"),
+        cluster=replace(config.cluster, namespace="remora-nowhere"),
+    )
+    with pytest.raises(StoreError, match="unable to open database file"):
+        open_remote_store(nowhere)
+
+
+def store_pid(config: RemoraConfig) -> int:
+    """The process of the store's actor, found by the file it holds open."""
+    path = Path(config.store.url.removeprefix("sqlite:"))
+    (pid,) = {pid for pid in processes.using(path.parent) if pid != os.getpid()}
+    return pid
