@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.script import play, read
+from tests.sim import verbs
+from tests.sim.script import VERBS, play, read
 
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.txt"))
 REWRITE = os.environ.get("REMORA_REWRITE") == "1"
@@ -28,3 +29,9 @@ def test_scenario_begins_with_prose(path: Path) -> None:
 
 def test_there_are_scenarios() -> None:
     assert len(SCENARIOS) >= 16
+
+
+def test_every_verb_says_how_it_is_used() -> None:
+    assert len(VERBS) > 15
+    for name, handler in VERBS.items():
+        assert (handler.__doc__ or "").startswith(name), f"{verbs.__name__}: {name}"

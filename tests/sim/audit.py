@@ -32,14 +32,17 @@ def reference(prompt: Iterable[int], num_tokens: int) -> list[int]:
 
 
 def _stored_turns_are_right(store: SimStore, modes: dict[int, SessionMode]) -> None:
-    """T3, T6, S1: each number and each rid once per session, each text that of its whole history, streaming sessions
-    in one line."""
+    """T3, T6, S1: each number once per session, and each rid unless `replace` dropped the turn in between; each text
+    that of its whole history; streaming sessions in one line."""
     numbers = Counter((one.commit.generation, one.commit.turn.number) for one in store.accepted)
-    rids = Counter((one.commit.generation, one.commit.turn.rid) for one in store.accepted)
-    for what, count in [*numbers.items(), *rids.items()]:
-        assert count == 1, f"T3: turn {what[1]} of session generation {what[0]} is stored {count} times"
+    for (generation, number), count in numbers.items():
+        assert count == 1, f"T3: turn {number} of session generation {generation} is stored {count} times"
+    present: set[tuple[int, str]] = set()
     for one in store.accepted:
         turn = one.commit.turn
+        present -= {(one.commit.generation, rid) for rid in turn.dropped}
+        assert (one.commit.generation, turn.rid) not in present, f"T2: {turn.rid} is stored twice"
+        present.add((one.commit.generation, turn.rid))
         name = f"{one.commit.session_id} turn {turn.number} ({turn.rid})"
         wanted = tuple(reference(one.prompt, len(turn.output_ids)))
         assert turn.output_ids == wanted, f"T6: {name} is not what its history gives"

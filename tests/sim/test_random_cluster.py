@@ -18,7 +18,7 @@ from actors.ports import NoWorker
 from actors.records import SessionExists
 from tests.sim.cluster import SimCluster, prompt_of
 
-SEEDS = int(os.environ.get("REMORA_SIM_SEEDS", "16"))
+SEEDS = int(os.environ.get("REMORA_SIM_SEEDS", "12"))
 FIRST_SEED = int(os.environ.get("REMORA_SIM_SEED", "0"))
 OPERATIONS = 150
 SESSIONS = ("s1", "s2", "s3", "s4", "s5", "s6")
