@@ -16,7 +16,7 @@ from configs import load
 from tests.bench.client import connect
 from tests.bench.figures import BenchError, Figures, Summary, summarise
 from tests.bench.in_process import IN_PROCESS_NAMES, InProcess
-from tests.bench.report import Report
+from tests.bench.report import Report, shown
 from tests.bench.texts import calibrate
 from tests.bench.workloads import NAMES, Bench, Shapes, workloads
 
@@ -59,8 +59,10 @@ async def over_http(args: argparse.Namespace, shapes: Shapes) -> Measured:
         for name, workload in workloads(args.workloads, shapes).items():
             repeats: list[Figures] = []
             for number in range(1, args.repeats + 1):
-                say(f"{name}: repeat {number} of {args.repeats}")
-                repeats.append(await workload(bench, random.Random(f"{args.seed}/{name}/{number}")))
+                figures = await workload(bench, random.Random(f"{args.seed}/{name}/{number}"))
+                repeats.append(figures)
+                main_figure, value = next(iter(figures.items()))
+                say(f"{name}: repeat {number} of {args.repeats}: {main_figure} {shown(value)}")
             results[name] = summarise(repeats)
         mode = "http, stateless" if args.stateless else "http, sessions"
         return {"url": args.url, "model": client.model, "owner": client.owner, "mode": mode}, results
