@@ -24,6 +24,7 @@ def prepare() -> None:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",  # Without it Ray writes a token into the user's home, and its own tools miss it.
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_worker_niceness": "0",  # Ray's 15 lets anything else on the machine starve the workers.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "PYTHONUNBUFFERED": "1",
     }
