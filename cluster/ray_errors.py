@@ -8,7 +8,9 @@ _EXCEPTION_LINE = re.compile(
     r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|NotFound|Unusable|Unavailable|Interrupt|Exit)): (.+)$"
 )
 _EXIT = re.compile(r"Worker exit detail: (.+?)(?:\.? *$)", re.MULTILINE)
-_OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|OOM|low on memory|Cannot allocate memory", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|low on memory|Cannot allocate memory", re.IGNORECASE)
+_VANISHED = re.compile(r"unexpectedly exits with a connection error")
+"""Ray's words for a process that ended without a word; it then lists the OOM killer among the causes, always."""
 _LONGEST = 600
 
 
@@ -22,6 +24,8 @@ def cause_of(error: BaseException) -> str:
             name, message = raised[-1].groups()
             return _short(message if name in ("ModelNotFound", "ModelUnusable", "StoreError") else f"{name}: {message}")
         return _short(lines[-1])
+    if _VANISHED.search(text):
+        return "its process vanished: killed (by hand or for want of memory), or crashed"
     if _OUT_OF_MEMORY.search(text):
         return "out of memory: its process was ended by the system"
     exited = _EXIT.search(text)
