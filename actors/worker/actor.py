@@ -61,13 +61,13 @@ class WorkerActor:
 
     @ray.method(concurrency_group="control")
     async def stats(self) -> dict[str, object]:
-        return self._shell.stats()
+        return self._row()
 
     @ray.method(concurrency_group="control")
     async def heartbeat(self, pool_id: str) -> dict[str, object]:
         """Stats, and the pool's sign of life to this worker."""
         self._heard_from_pool_at = time.monotonic()
-        return self._shell.stats()
+        return self._row()
 
     @ray.method(concurrency_group="control")
     async def sentinel(self) -> None:
@@ -78,6 +78,9 @@ class WorkerActor:
     async def stop(self) -> None:
         """End every request with reason `shutdown`, hand out their events, stop."""
         await asyncio.get_running_loop().run_in_executor(None, self._shell.stop)
+
+    def _row(self) -> dict[str, object]:
+        return {**self._shell.stats(), "node_id": ray.get_runtime_context().get_node_id()}
 
     def _watch(self) -> None:
         """A detached actor nobody owns must end by itself; so must one whose loop has died of a bug."""

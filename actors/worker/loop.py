@@ -25,6 +25,9 @@ logger = logging.getLogger("remora.worker")
 
 LEASE_LOOK_S = 0.5
 """How often an idle loop looks for dead ingresses."""
+STOP_GRACE_S = 5.0
+"""How long a stopping loop waits for the store to answer."""
+STOP_LOOK_S = 0.02
 
 
 class Loop:
@@ -53,11 +56,13 @@ class Loop:
         """The engine as it was after the last turn of the loop; replaced, never changed."""
 
     def run(self) -> None:
-        """Until `stop`. Then everything launched is settled."""
+        """Until `stop`; then what came before it is handled, and turns being stored are waited for, for a while."""
         while not self._stop:
             self.turn()
-        while self._launched:
-            self._commit_oldest()
+        deadline = self._clock() + STOP_GRACE_S
+        self.turn()
+        while (self._launched or self._engine.num_live) and self._clock() < deadline:
+            self.turn()
 
     def stop(self) -> None:
         self._stop = True
@@ -89,6 +94,8 @@ class Loop:
             return 0.001 if self._nothing_to_plan else 0
         deadline = self._engine.next_deadline()
         waits = [LEASE_LOOK_S] if self._outbox.has_peers else []
+        if self._stop:
+            waits.append(STOP_LOOK_S)
         if deadline is not None:
             waits.append(max(0.001, deadline - self._clock()))
         return min(waits, default=None)
@@ -120,6 +127,7 @@ class Loop:
     def _publish(self, outputs: list[Output]) -> None:
         if not outputs:
             return
+        self.stats = self._engine.snapshot()  # Before anybody hears of it: who was answered sees it in the stats.
         events: list[Event] = []
         for output in outputs:
             if isinstance(output, (StoreTurn, LoadSession, ForgetSession)):
