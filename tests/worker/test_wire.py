@@ -49,6 +49,7 @@ infos = st.builds(
     tokens=count,
     resident_tokens=count,
     queued=count,
+    idle_s=st.floats(0, 1e9),
 )
 replies = st.builds(m.Reply, ask=st.integers(0, 99), value=st.none() | st.integers(0, 9) | reports | infos)
 tokens = st.builds(m.Tokens, ingress=text, key=text, index=st.integers(0, 99), ids=ids)
