@@ -131,13 +131,13 @@ def say(text: str) -> None:
 
 
 class Signals:
-    """The first SIGINT or SIGTERM raises Stop in the main thread. Once `force` is set, because we are stopping, another
+    """The first SIGINT, SIGTERM or SIGHUP raises Stop in the main thread. Once `force` is set, because we are stopping, another
     calls it and ends this process on the spot."""
 
     def __init__(self) -> None:
         self.force: Callable[[], None] | None = None
         self._stopping = False
-        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     def install(self) -> None:
         """Again after anybody else may have put a handler of its own in our place."""

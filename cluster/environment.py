@@ -25,7 +25,7 @@ def prepare() -> None:
         "RAY_AUTH_MODE": "disabled",  # Without it Ray writes a token into the user's home, and its own tools miss it.
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_worker_niceness": "0",  # Ray's 15 lets anything else on the machine starve the workers.
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # What Ray will do by default; unset, it warns.
         "PYTHONUNBUFFERED": "1",
     }
     for name, value in defaults.items():

@@ -116,16 +116,18 @@ def sweep(cluster: Cluster, *, keep_logs: bool = False, grace_s: float = process
 
 
 def _end_application(cluster: Cluster) -> None:
-    applications = set(serve.status().applications)
-    if APP_NAME in applications:
+    status = serve.status()
+    joined = cluster.address is not None
+    if APP_NAME in status.applications:
         try:
             _call_pool("shutdown")
         except (RayError, RuntimeError, TimeoutError) as error:
             logger.error("the pool could not end its workers: %s; they are killed", cause_of(error))
-    if cluster.address is not None:
-        serve.delete(APP_NAME)
+        if joined:
+            serve.delete(APP_NAME)
     end_actors(cluster.config.cluster.namespace)
-    if cluster.address is not None and not applications - {APP_NAME}:
+    others = set(status.applications) - {APP_NAME}
+    if joined and status.proxies and not others:
         serve.shutdown()
 
 

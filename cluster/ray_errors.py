@@ -8,6 +8,7 @@ _EXCEPTION_LINE = re.compile(
     r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|NotFound|Unusable|Unavailable|Interrupt|Exit)): (.+)$"
 )
 _EXIT = re.compile(r"Worker exit detail: (.+?)(?:\.? *$)", re.MULTILINE)
+_BECAUSE = re.compile(r"The actor (?:is dead|died) because (?:its|the actor's) (.+?)\.? *$", re.MULTILINE)
 _OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory|low on memory|Cannot allocate memory", re.IGNORECASE)
 _VANISHED = re.compile(r"unexpectedly exits with a connection error")
 """Ray's words for a process that ended without a word; it then lists the OOM killer among the causes, always."""
@@ -31,6 +32,9 @@ def cause_of(error: BaseException) -> str:
     exited = _EXIT.search(text)
     if exited:
         return _short(f"its process ended: {exited.group(1)}")
+    because = _BECAUSE.search(text)
+    if because:
+        return _short(f"its {because.group(1)}")
     return _short(lines[0]) if lines else type(error).__name__
 
 

@@ -136,6 +136,7 @@ unexpectedly exits with a connection error code 2. End of file."""
         (CREATION.replace("actors.model.errors.ModelUnusable", "torch.OutOfMemoryError"), "OutOfMemoryError: /m: its"),
         (EXITED, "its process ended: Worker unexpectedly exits with a connection error code 2. End of file"),
         ("Task was killed due to the node running low on memory.\nMore", "out of memory"),
+        ("It failed.\nThe actor died because its node has died. Node Id: 7d68", "its node has died. Node Id: 7d68"),
         ("Plain text", "Plain text"),
         ("", "RuntimeError"),
     ],

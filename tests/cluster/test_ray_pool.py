@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from actors.messages import Finished, Outcome, SamplingParams, SessionMode, Submit, TurnOf
-from actors.ports import Placement, WorkerGone, WorkerPort
+from actors.messages import Outcome
+from actors.ports import WorkerGone
 from actors.records import SessionUnknown, StoreError
 from cluster import environment, processes
 from configs import RemoraConfig, load
+from tests.cluster.rig import Rig
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -47,62 +48,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoraConfig]:
     assert processes.using(folder) == []
     assert not folder.exists()
     assert not Path(f"{path}-wal").exists(), "the store's file was not closed"
-
-
-class Rig:
-    """A pool on this process's event loop, over actors."""
-
-    def __init__(self, config: RemoraConfig) -> None:
-        from cluster.pool import Pool
-        from cluster.ray_runtime import RayRuntime, WorkerPorts, open_remote_store
-
-        self.config = config
-        self.store = open_remote_store(config)
-        self.runtime = RayRuntime(config, self.store)
-        self.pool = Pool(self.runtime, self.store, config)
-        self.ports = WorkerPorts(config.cluster.namespace)
-        self.pool.start()
-
-    async def ready(self, count: int = 2) -> dict[str, int]:
-        """Process ids by worker, once `count` are ready."""
-
-        async def look() -> dict[str, int]:
-            while True:
-                rows = (await self.pool.status())["workers"]
-                assert isinstance(rows, list)
-                if [row["state"] for row in rows] == ["ready"] * count:
-                    return {row["id"]: row["pid"] for row in rows}
-                await asyncio.sleep(0.05)
-
-        return await asyncio.wait_for(look(), 30)
-
-    async def open(self, session_id: str) -> Placement:
-        return await self.pool.open_session(
-            "t", session_id, mode=SessionMode.TREE, idle_timeout_s=None, capacity_tokens=None
-        )
-
-    async def turn(self, placed: Placement, rid: str) -> Finished:
-        port = self.ports.port(placed.worker_id)
-        record = placed.session
-        await port.submit(
-            Submit(
-                key=rid,
-                rid=rid,
-                ingress="i",
-                tenant="t",
-                input_ids=tuple(range(40, 60)),
-                sampling=SamplingParams(max_tokens=4, ignore_eos=True),
-                turn=TurnOf(session_id=record.session_id, generation=record.generation, epoch=record.epoch),
-            )
-        )
-        return await asyncio.wait_for(finished(port, rid), 30)
-
-
-async def finished(port: WorkerPort, key: str) -> Finished:
-    while True:
-        for event in await port.poll("i"):
-            if isinstance(event, Finished) and event.key == key:
-                return event
 
 
 def run(config: RemoraConfig, test: Callable[[Rig], Awaitable[None]]) -> None:
