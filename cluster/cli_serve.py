@@ -131,8 +131,8 @@ def say(text: str) -> None:
 
 
 class Signals:
-    """The first SIGINT, SIGTERM or SIGHUP raises Stop in the main thread. Once `force` is set, because we are stopping, another
-    calls it and ends this process on the spot."""
+    """The first SIGINT, SIGTERM or SIGHUP raises Stop in the main thread. Once `force` is set, because we are
+    stopping, another calls it and ends this process on the spot."""
 
     def __init__(self) -> None:
         self.force: Callable[[], None] | None = None

@@ -64,14 +64,15 @@ class Fleet:
         return True
 
     async def act(self, action: Action) -> None:
+        """Do it, unless the world has changed since it was decided."""
         match action:
             case Spawn():
                 await self._spawn(f"{WORKER_PREFIX}{uuid.uuid4().hex[:8]}")
-            case Adopt(worker_id):
+            case Adopt(worker_id) if worker_id not in self.members:
                 logger.info("adopting %s", worker_id)
                 self.members.add(worker_id, self._clock())
                 self._watch(worker_id)
-            case Drain(worker_id):
+            case Drain(worker_id) if self.members.alive(worker_id):
                 logger.info("draining %s", worker_id)
                 self.members.drain(worker_id, self._clock())
                 self._start(worker_id, self._drain(worker_id))
@@ -97,8 +98,7 @@ class Fleet:
 
     async def knows_alive(self, worker_id: str) -> bool:
         """Whether a worker lives. One that is not in the table may be another pool's, and is adopted if it runs."""
-        unknown = worker_id not in self.members and worker_id in await self._runtime.living()
-        if unknown and worker_id not in self.members:  # Nobody else has adopted it meanwhile.
+        if worker_id not in self.members and worker_id in await self._runtime.living():
             await self.act(Adopt(worker_id))
         return self.members.alive(worker_id)
 

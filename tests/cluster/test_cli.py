@@ -134,7 +134,11 @@ unexpectedly exits with a connection error code 2. End of file."""
     [
         (CREATION, "/m: its architecture is not supported"),
         (CREATION.replace("actors.model.errors.ModelUnusable", "torch.OutOfMemoryError"), "OutOfMemoryError: /m: its"),
-        (EXITED, "its process ended: Worker unexpectedly exits with a connection error code 2. End of file"),
+        (EXITED, "its process vanished: killed"),
+        (
+            EXITED.replace("unexpectedly exits with a connection error", "exits by intent"),
+            "its process ended: Worker ex",
+        ),
         ("Task was killed due to the node running low on memory.\nMore", "out of memory"),
         ("It failed.\nThe actor died because its node has died. Node Id: 7d68", "its node has died. Node Id: 7d68"),
         ("Plain text", "Plain text"),
