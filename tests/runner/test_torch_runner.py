@@ -34,9 +34,10 @@ def bad_row(runner: TorchRunner, token: int, value: float) -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_whose_logits_are_not_finite_ends_alone(
-    saved: Saved, depth: int, temperature: float, value: float
+    saved: Saved, depth: int, temperature: float, value: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """N52: that request ends `internal`; the others' tokens are what they would have been without it."""
+    """N52: that request ends `internal`; the others' tokens are what they would have been without it. No step breaks,
+    not even the one that is launched already and continues the request."""
     folder, _ = saved("llama-untied")
     prompts = [[token for token in tiny.prompt(20 + i) if token != 150] for i in range(4)]
     settings = SamplingParams(max_tokens=40, ignore_eos=True, temperature=temperature, seed=3, logit_bias=((150, -90),))
@@ -53,6 +54,7 @@ def test_a_row_whose_logits_are_not_finite_ends_alone(
         runner.close()
     assert expected[0] == expected[1]
     assert all(len(ids) == 40 for ids in expected[0])
+    assert not caplog.records
     assert poisoned.ids == []
     assert poisoned.end is not None
     assert (poisoned.end.outcome, poisoned.end.reason) == (Outcome.ABORT, Reason.INTERNAL)
