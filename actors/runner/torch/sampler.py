@@ -15,8 +15,6 @@ from actors.runner.randomness import uniform
 from actors.runner.torch.inputs import SampleRow
 
 NO_TOKEN = -1
-SHORTLIST = 1024
-"""Sorting a whole vocabulary takes longer than all else in sampling; mostly the nucleus is among so many tokens."""
 _OFF = float("-inf")
 
 
@@ -64,24 +62,23 @@ def draw(logits: Tensor, sampling: SamplingParams, number: float) -> int:
 def _candidates(scaled: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """(probabilities float64, token ids int64), likeliest first: top k, or at least all that top-p and min-p keep."""
     if sampling.top_k > 0:
-        values, ids = _largest(scaled, sampling.top_k)
-        return torch.softmax(values, dim=-1), ids
-    everything = torch.softmax(scaled, dim=-1)
-    values, ids = _largest(everything, SHORTLIST)
-    beyond_top_p = sampling.top_p < 1.0 and bool(values.sum() >= sampling.top_p)
-    below_min_p = sampling.min_p > 0.0 and bool(values[-1] < sampling.min_p * values[0])
-    return (values, ids) if beyond_top_p or below_min_p else _largest(everything, len(everything))
+        count = min(sampling.top_k, len(scaled))
+        values, ids = _at_least(scaled, torch.topk(scaled, count).values[-1])
+        return torch.softmax(values[:count], dim=-1), ids[:count]
+    probabilities = torch.softmax(scaled, dim=-1)
+    least = probabilities.max() * sampling.min_p
+    if sampling.top_p < 1.0:
+        # Sorting a whole vocabulary takes longer than all else here. Tokens below (1 - top_p) / V weigh less than
+        # 1 - top_p all together, so the nucleus is above; half of it, for rounding's sake.
+        least = least.clamp(min=(1.0 - sampling.top_p) / (2 * len(scaled)))
+    return _at_least(probabilities, least)
 
 
-def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest and their indices, in descending order, equal ones by index."""
-    if count < len(values):
-        least = torch.topk(values, count).values[-1]
-        ids = torch.nonzero(values >= least).flatten()
-    else:
-        ids = torch.arange(len(values), device=values.device)
+def _at_least(values: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """The values that are not below `least` and their indices, in descending order, equal ones by index."""
+    ids = torch.nonzero(values >= least).flatten()
     ordered, order = torch.sort(values[ids], descending=True, stable=True)
-    return ordered[:count], ids[order][:count]
+    return ordered, ids[order]
 
 
 def _invert(weights: Tensor, number: float) -> int:
