@@ -71,7 +71,7 @@ def converse(client: OpenAI, name: str, turns: int) -> tuple[list[str], list[int
     for number in range(turns):
         session = {"id": name} if number else {"id": name, "create": True}
         text = f"Turn {number}: tell me about the number {len(name) * 7 + number} and the letter {name[-1]}."
-        answer = say(client, text, session, max_tokens=16)
+        answer = say(client, text, session, max_tokens=8)
         replies.append(answer.choices[0].message.content)
         cached.append(answer.usage.prompt_tokens_details.cached_tokens)
         workers.add(answer.model_dump()["session"]["worker"])
