@@ -83,7 +83,7 @@ def download(model_id: str, *, progress: bool = True) -> Path:
 def _silent_bar() -> type:
     from tqdm import tqdm
 
-    class SilentBar(tqdm):  # type: ignore[misc]
+    class SilentBar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
             super().__init__(*args, **{**kwargs, "disable": True})
