@@ -54,6 +54,8 @@ class SessionRecord:
     turns: int
     tokens: int
     last_active_at: float
+    head: str | None = None
+    """rid of the turn that the next one continues from: the last committed, or where a rollback went (rule S12)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,10 @@ class SessionUnknown(Exception):
     """No open session of that id (or not of that generation)."""
 
 
+class TurnUnknown(Exception):
+    """The session has no committed turn of that name."""
+
+
 class SessionStore(Protocol):
     """Durable sessions, turns and ownership. All methods block; all raise `StoreError` when the medium fails.
 
@@ -122,6 +128,33 @@ class SessionStore(Protocol):
 
     def commit(self, commits: list[TurnCommit], now: float) -> list[CommitStatus]:
         """Append turns, all in one transaction, each guarded by its epoch. Durable when it returns."""
+
+    def fork(
+        self,
+        tenant: str,
+        session_id: str,
+        *,
+        source_id: str,
+        source_generation: int,
+        turn: str | None,
+        owner: str,
+        now: float,
+    ) -> SessionRecord:
+        """Open a session that begins with what another committed up to `turn` (None: its head): that turn and those it
+        continues from, under their rids and numbers (rule S12).
+
+        It has epoch 1, a generation of its own, and the mode and limits of its source, which stays as it is.
+        Raises SessionExists; SessionUnknown when there is no source of that generation; TurnUnknown.
+        """
+
+    def rollback(
+        self, tenant: str, session_id: str, generation: int, *, epoch: int, turn: str, now: float
+    ) -> CommitStatus:
+        """Make `turn` the head and forget all turns that continue from it; other branches stay (rules S3, S12).
+
+        Guarded by the epoch as a commit is, and durable when it returns. Doing it twice is doing it once.
+        Raises TurnUnknown.
+        """
 
     def close(self, tenant: str, session_id: str, generation: int, *, epoch: int | None = None) -> bool:
         """Forget a session and its turns. False when there was none of that generation, or, with `epoch`, when that

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from actors.ports import NoWorker, SessionLimit
-from actors.records import SessionExists, SessionUnknown, StoreError
+from actors.records import SessionExists, SessionUnknown, StoreError, TurnUnknown
 
 Answer = tuple[str, Any]
 """(OK, result), or an exception's name and its message, or (DOWN, why) when there was no answer."""
@@ -14,7 +14,8 @@ OK = "ok"
 DOWN = "down"
 
 _NAMED: dict[str, type[Exception]] = {
-    raised.__name__: raised for raised in (SessionExists, SessionUnknown, StoreError, NoWorker, SessionLimit)
+    raised.__name__: raised
+    for raised in (SessionExists, SessionUnknown, TurnUnknown, StoreError, NoWorker, SessionLimit)
 }
 EXPECTED = tuple(_NAMED.values())
 """What `refusal` turns into an answer. Anything else is a bug and travels as the exception it is."""

@@ -22,8 +22,8 @@ class StoreLink(Protocol):
 class RemoteStore:
     """Implements `SessionStore`; for threads that may block.
 
-    What may be done twice is tried again while the store's process restarts, for `patience_s` at most. `create` may
-    not: a second try would meet the session that the first one made.
+    What may be done twice is tried again while the store's process restarts, for `patience_s` at most. `create` and
+    `fork` may not: a second try would meet the session that the first one made.
     """
 
     def __init__(self, link: StoreLink, patience_s: float) -> None:
@@ -57,6 +57,28 @@ class RemoteStore:
 
     def commit(self, commits: list[TurnCommit], now: float) -> list[CommitStatus]:
         return list(self._call("commit", commits, now))
+
+    def fork(
+        self,
+        tenant: str,
+        session_id: str,
+        *,
+        source_id: str,
+        source_generation: int,
+        turn: str | None,
+        owner: str,
+        now: float,
+    ) -> SessionRecord:
+        source = {"source_id": source_id, "source_generation": source_generation, "turn": turn}
+        options = {**source, "owner": owner, "now": now}
+        return _record(unwrap(self._link.call("fork", (tenant, session_id), options), StoreError))
+
+    def rollback(
+        self, tenant: str, session_id: str, generation: int, *, epoch: int, turn: str, now: float
+    ) -> CommitStatus:
+        status = self._call("rollback", tenant, session_id, generation, epoch=epoch, turn=turn, now=now)
+        assert isinstance(status, CommitStatus)
+        return status
 
     def close(self, tenant: str, session_id: str, generation: int, *, epoch: int | None = None) -> bool:
         return bool(self._call("close", tenant, session_id, generation, epoch=epoch))

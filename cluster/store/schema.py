@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _TABLES = """
 CREATE TABLE remora_schema (version INTEGER NOT NULL);
@@ -20,6 +20,7 @@ CREATE TABLE sessions (
     turns INTEGER NOT NULL,
     tokens INTEGER NOT NULL,
     last_active_at REAL NOT NULL,
+    head TEXT,                 -- rid; NULL while there is no turn
     UNIQUE (tenant, session_id)
 );
 CREATE INDEX sessions_by_owner ON sessions (owner);
@@ -43,12 +44,22 @@ CREATE TABLE turns (
 """
 
 
+_MIGRATIONS = {
+    1: """
+ALTER TABLE sessions ADD COLUMN head TEXT;
+UPDATE sessions SET head =
+    (SELECT rid FROM turns WHERE turns.generation = sessions.generation ORDER BY number DESC LIMIT 1);
+""",
+}
+"""By version: what brings a file of that version to the next."""
+
+
 class SchemaTooNew(Exception):
     """The file was written by a newer version of this program."""
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Make the tables of an empty file; check those of another. Runs inside the caller's transaction.
+    """Make the tables of an empty file, or bring an older version's up to date. Runs inside the caller's transaction.
 
     Raises SchemaTooNew, and sqlite3.Error for a file that is no database or somebody else's.
     """
@@ -57,10 +68,18 @@ def prepare(connection: sqlite3.Connection) -> None:
         (version,) = connection.execute("SELECT max(version) FROM remora_schema").fetchone()
         if version is None or version > SCHEMA_VERSION:
             raise SchemaTooNew(f"its schema is version {version}; this program knows versions up to {SCHEMA_VERSION}")
+        for older in range(version, SCHEMA_VERSION):
+            _execute(connection, _MIGRATIONS[older])
+            connection.execute("UPDATE remora_schema SET version = ?", (older + 1,))
         return
     if tables:
         raise sqlite3.DatabaseError(f"it holds other tables: {', '.join(sorted(tables))}")
-    for statement in _TABLES.split(";\n"):
+    _execute(connection, _TABLES)
+    connection.execute("INSERT INTO remora_schema (version) VALUES (?)", (SCHEMA_VERSION,))
+
+
+def _execute(connection: sqlite3.Connection, script: str) -> None:
+    """Statement by statement: `executescript` would commit the caller's transaction."""
+    for statement in script.split(";\n"):
         if statement.strip():
             connection.execute(statement)
-    connection.execute("INSERT INTO remora_schema (version) VALUES (?)", (SCHEMA_VERSION,))

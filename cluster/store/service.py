@@ -9,7 +9,20 @@ from cluster.answers import EXPECTED, OK, Answer, refusal
 from cluster.store.open import open_store
 
 METHODS = frozenset(
-    {"create", "acquire", "get", "load", "commit", "close", "list_sessions", "owned_by", "expired", "count"}
+    {
+        "create",
+        "acquire",
+        "get",
+        "load",
+        "commit",
+        "fork",
+        "rollback",
+        "close",
+        "list_sessions",
+        "owned_by",
+        "expired",
+        "count",
+    }
 )
 
 

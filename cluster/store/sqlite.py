@@ -12,9 +12,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from actors.messages import Outcome, SessionMode
+from actors.messages import SessionMode
 from actors.records import (
     CommitStatus,
     SessionExists,
@@ -23,17 +22,16 @@ from actors.records import (
     StoreError,
     TurnCommit,
     TurnRecord,
+    TurnUnknown,
 )
-from actors.wire import pack_ids, unpack_ids
+from actors.wire import pack_ids
+from cluster.store.lineage import context_length, copy_chain, drop_descendants
+from cluster.store.rows import SESSION_COLUMNS, TURN_COLUMNS, session_of, turn_of
 from cluster.store.schema import SchemaTooNew, prepare
 
 LOCK_WAIT_S = 10.0
 """How long opening waits for another process to let go of the file (the last owner may be about to end)."""
 
-_SESSION = (
-    "tenant, session_id, generation, epoch, owner, mode, idle_timeout_s, capacity_tokens, turns, tokens, last_active_at"
-)
-_TURN = "rid, number, parent, keep, input_ids, output_ids, outcome, digest, cached_tokens, matched, dropped"
 _TIMED_OUT = "idle_timeout_s > 0 AND last_active_at + idle_timeout_s <= ?"
 _FAILURES = (sqlite3.Error, OSError, OverflowError, ValueError)
 """What a medium that fails, a value that it cannot hold and a row that makes no sense raise."""
@@ -108,6 +106,37 @@ class SqliteStore:
             )
             return gone.rowcount > 0
 
+    def fork(
+        self,
+        tenant: str,
+        session_id: str,
+        *,
+        source_id: str,
+        source_generation: int,
+        turn: str | None,
+        owner: str,
+        now: float,
+    ) -> SessionRecord:
+        with self._transaction():
+            if self._find(tenant, session_id) is not None:
+                raise SessionExists(session_id)
+            source = self._known(tenant, source_id)
+            head = turn or source.head
+            if source.generation != source_generation:
+                raise SessionUnknown(source_id)
+            if head is None or not self._has_turn(source_generation, head):
+                raise TurnUnknown(turn or "")
+            made = self._db.execute(
+                "INSERT INTO sessions (tenant, session_id, epoch, owner, mode, idle_timeout_s, capacity_tokens, turns,"
+                " tokens, last_active_at, head) SELECT tenant, ?, 1, ?, mode, idle_timeout_s, capacity_tokens, 0, 0, ?,"
+                " ? FROM sessions WHERE generation = ?",
+                (session_id, owner, now, head, source_generation),
+            ).lastrowid
+            assert made is not None
+            copy_chain(self._db, source_generation, made, head)
+            self._recount(made, head)
+            return self._known(tenant, session_id)
+
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def get(self, tenant: str, session_id: str) -> SessionRecord:
@@ -119,8 +148,10 @@ class SqliteStore:
             record = self._known(tenant, session_id)
             if record.generation != generation:
                 raise SessionUnknown(session_id)
-            rows = self._db.execute(f"SELECT {_TURN} FROM turns WHERE generation = ? ORDER BY number", (generation,))
-            return record, [_turn(row) for row in rows]
+            rows = self._db.execute(
+                f"SELECT {TURN_COLUMNS} FROM turns WHERE generation = ? ORDER BY number", (generation,)
+            )
+            return record, [turn_of(row) for row in rows]
 
     def count(self, tenant: str) -> int:
         with self._reading():
@@ -156,23 +187,50 @@ class SqliteStore:
         ).rowcount
         self._insert(record.generation, turn)
         self._db.execute(
-            "UPDATE sessions SET turns = ?, tokens = ?, last_active_at = ? WHERE generation = ?",
-            (record.turns + 1 - max(dropped, 0), commit.tokens, now, record.generation),
+            "UPDATE sessions SET turns = ?, tokens = ?, last_active_at = ?, head = ? WHERE generation = ?",
+            (record.turns + 1 - max(dropped, 0), commit.tokens, now, turn.rid, record.generation),
         )
         return CommitStatus.OK
+
+    def rollback(
+        self, tenant: str, session_id: str, generation: int, *, epoch: int, turn: str, now: float
+    ) -> CommitStatus:
+        with self._transaction():
+            record = self._find(tenant, session_id)
+            if record is None or (record.generation, record.epoch) != (generation, epoch):
+                return CommitStatus.STALE
+            if not self._has_turn(generation, turn):
+                raise TurnUnknown(turn)
+            drop_descendants(self._db, generation, turn)
+            self._db.execute(
+                "UPDATE sessions SET head = ?, last_active_at = ? WHERE generation = ?", (turn, now, generation)
+            )
+            self._recount(generation, turn)
+            return CommitStatus.OK
+
+    def _has_turn(self, generation: int, rid: str) -> bool:
+        found = self._db.execute("SELECT 1 FROM turns WHERE generation = ? AND rid = ?", (generation, rid))
+        return found.fetchone() is not None
+
+    def _recount(self, generation: int, head: str) -> None:
+        self._db.execute(
+            "UPDATE sessions SET tokens = ?, turns = (SELECT count(*) FROM turns WHERE generation = ?)"
+            " WHERE generation = ?",
+            (context_length(self._db, generation, head), generation, generation),
+        )
 
     def _stored(self, generation: int, turn: TurnRecord) -> bool:
         """Whether this very turn is there. Another owner's turn of the same name and number, but with other tokens, is
         not it."""
         row = self._db.execute(
-            f"SELECT {_TURN} FROM turns WHERE generation = ? AND rid = ? AND number = ?",
+            f"SELECT {TURN_COLUMNS} FROM turns WHERE generation = ? AND rid = ? AND number = ?",
             (generation, turn.rid, turn.number),
         ).fetchone()
-        return row is not None and _turn(row) == turn
+        return row is not None and turn_of(row) == turn
 
     def _insert(self, generation: int, turn: TurnRecord) -> None:
         self._db.execute(
-            f"INSERT INTO turns (generation, {_TURN}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO turns (generation, {TURN_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 generation,
                 turn.rid,
@@ -193,9 +251,9 @@ class SqliteStore:
 
     def _find(self, tenant: str, session_id: str) -> SessionRecord | None:
         row = self._db.execute(
-            f"SELECT {_SESSION} FROM sessions WHERE tenant = ? AND session_id = ?", (tenant, session_id)
+            f"SELECT {SESSION_COLUMNS} FROM sessions WHERE tenant = ? AND session_id = ?", (tenant, session_id)
         ).fetchone()
-        return None if row is None else _session(row)
+        return None if row is None else session_of(row)
 
     def _known(self, tenant: str, session_id: str) -> SessionRecord:
         record = self._find(tenant, session_id)
@@ -205,7 +263,10 @@ class SqliteStore:
 
     def _select(self, where: str, *values: object) -> list[SessionRecord]:
         with self._reading():
-            return [_session(row) for row in self._db.execute(f"SELECT {_SESSION} FROM sessions WHERE {where}", values)]
+            return [
+                session_of(row)
+                for row in self._db.execute(f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {where}", values)
+            ]
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -234,37 +295,3 @@ class SqliteStore:
         if "locked" in text:
             text += " (another process has it open)"
         return StoreError(f"session store {self._path}: {text}")
-
-
-def _session(row: tuple[Any, ...]) -> SessionRecord:
-    tenant, session_id, generation, epoch, owner, mode, idle, capacity, turns, tokens, last = row
-    return SessionRecord(
-        tenant=tenant,
-        session_id=session_id,
-        generation=generation,
-        epoch=epoch,
-        owner=owner,
-        mode=SessionMode(mode),
-        idle_timeout_s=idle,
-        capacity_tokens=capacity,
-        turns=turns,
-        tokens=tokens,
-        last_active_at=last,
-    )
-
-
-def _turn(row: tuple[Any, ...]) -> TurnRecord:
-    rid, number, parent, keep, inputs, outputs, outcome, digest, cached, matched, dropped = row
-    return TurnRecord(
-        rid=rid,
-        number=number,
-        parent=parent,
-        keep=keep,
-        input_ids=unpack_ids(inputs),
-        output_ids=unpack_ids(outputs),
-        outcome=Outcome(outcome),
-        digest=digest,
-        cached_tokens=cached,
-        matched=matched,
-        dropped=tuple(json.loads(dropped)),
-    )

@@ -94,7 +94,9 @@ class StoreMachine(RuleBasedStateMachine):
         elif known and not old and known.record.epoch == epoch:
             expected = CommitStatus.OK
             known.turns = [one for one in turns if one.rid not in turn.dropped] + [turn]
-            known.record = replace(known.record, turns=len(known.turns), tokens=last, last_active_at=self.now)
+            known.record = replace(
+                known.record, turns=len(known.turns), tokens=last, last_active_at=self.now, head=turn.rid
+            )
         assert self.store.commit([commit], self.now) == [expected]
 
     @precondition(lambda self: self.sessions)

@@ -15,6 +15,7 @@ from actors.records import (
     StoreError,
     TurnCommit,
     TurnRecord,
+    TurnUnknown,
 )
 
 Key = tuple[str, str]
@@ -109,6 +110,70 @@ class SimStore:
             raise StoreError("the connection broke")
         return statuses
 
+    def fork(
+        self,
+        tenant: str,
+        session_id: str,
+        *,
+        source_id: str,
+        source_generation: int,
+        turn: str | None,
+        owner: str,
+        now: float,
+    ) -> SessionRecord:
+        if (tenant, session_id) in self._rows:
+            raise SessionExists(session_id)
+        source = self._row(tenant, source_id)
+        if source.record.generation != source_generation:
+            raise SessionUnknown(source_id)
+        head = turn or source.record.head
+        by_rid = {known.rid: known for known in source.turns}
+        if head not in by_rid:
+            raise TurnUnknown(turn or "")
+        chain, rid = set(), head
+        while rid is not None:
+            chain.add(rid)
+            rid = by_rid[rid].parent
+        turns = [known for known in source.turns if known.rid in chain]
+        self._generation += 1
+        record = replace(
+            source.record,
+            session_id=session_id,
+            generation=self._generation,
+            epoch=1,
+            owner=owner,
+            turns=len(turns),
+            tokens=len(context(turns, head)),
+            last_active_at=now,
+            head=head,
+        )
+        self._rows[(tenant, session_id)] = Row(record, turns)
+        self._say(f"store: {session_id} forked from {source_id} at {head} for {owner}, epoch 1")
+        return record
+
+    def rollback(
+        self, tenant: str, session_id: str, generation: int, *, epoch: int, turn: str, now: float
+    ) -> CommitStatus:
+        fault = self._fault("rollback", session_id)
+        if fault == "fail":
+            raise StoreError("unreachable")
+        row = self._rows.get((tenant, session_id))
+        if row is None or (row.record.generation, row.record.epoch) != (generation, epoch):
+            return CommitStatus.STALE
+        if all(known.rid != turn for known in row.turns):
+            raise TurnUnknown(turn)
+        below = {turn}
+        for known in row.turns:
+            if known.parent in below:
+                below.add(known.rid)
+        row.turns = [known for known in row.turns if known.rid == turn or known.rid not in below]
+        tokens = len(context(row.turns, turn))
+        row.record = replace(row.record, turns=len(row.turns), tokens=tokens, last_active_at=now, head=turn)
+        self._say(f"store: {session_id} rolled back to {turn}")
+        if fault == "ambiguous":
+            raise StoreError("the connection broke")
+        return CommitStatus.OK
+
     def close(self, tenant: str, session_id: str, generation: int, *, epoch: int | None = None) -> bool:
         if self._fault("close", session_id):
             raise StoreError("unreachable")
@@ -168,7 +233,7 @@ class SimStore:
         before = row.turns[-1] if row.turns else None
         self.accepted.append(Accepted(commit, row.record.owner, before, (*kept, *turn.input_ids)))
         row.turns = [known for known in row.turns if known.rid not in turn.dropped] + [turn]
-        row.record = replace(row.record, turns=len(row.turns), tokens=commit.tokens, last_active_at=now)
+        row.record = replace(row.record, turns=len(row.turns), tokens=commit.tokens, last_active_at=now, head=turn.rid)
         self._say(f"{name} stored")
         return CommitStatus.OK
 
