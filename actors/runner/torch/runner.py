@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from actors.model.weights import Weights
 from actors.runner.base import RunnerInfo
 from actors.runner.torch.decoder import Decoder
 from actors.runner.torch.inputs import StepInputs, build_inputs
+from actors.runner.torch.memory import available_bytes
 from actors.runner.torch.sampler import NO_TOKEN, sample
 from kernels.attention import AttnConfig, select_backend
 
@@ -128,16 +130,21 @@ class TorchRunner:
     def _load(self, folder: Path, card: ModelCard) -> _Model:
         with Weights(folder, self._dtype) as weights:
             decoder = Decoder(card, weights, self._device)
+        return _Model(decoder, self._empty_kv(card))
+
+    def _empty_kv(self, card: ModelCard) -> Tensor:
+        """Zeros. On CPU the memory is asked for first: an allocation beyond it gets processes killed, no error."""
         info = self._info
         shape = (card.num_layers, 2, info.num_pages, info.page_size, card.num_kv_heads, card.head_dim)
+        needed = math.prod(shape) * self._dtype.itemsize
+        free = available_bytes() if self._device.type == "cpu" else None
+        text = f"no memory for a KV cache of {info.num_pages * info.page_size} tokens ({needed / 2**30:.1f} GiB)"
+        if free is not None and needed > free:
+            raise ModelUnusable(f"{text}: {free / 2**30:.1f} GiB are free; lower engine.kv_tokens")
         try:
-            return _Model(decoder, torch.zeros(shape, dtype=self._dtype, device=self._device))
+            return torch.zeros(shape, dtype=self._dtype, device=self._device)
         except RuntimeError as error:
-            needed = torch.Size(shape).numel() * self._dtype.itemsize / 2**30
-            raise ModelUnusable(
-                f"no memory for a KV cache of {info.num_pages * info.page_size} tokens ({needed:.1f} GiB); "
-                "lower engine.kv_tokens"
-            ) from error
+            raise ModelUnusable(f"{text}; lower engine.kv_tokens") from error
 
     @torch.inference_mode()
     def _run(self, inputs: StepInputs) -> StepResult:
