@@ -109,6 +109,25 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
+class GrammarKind(str, Enum):
+    """What `Grammar.text` is: a JSON Schema; nothing (any JSON object); a regular expression; a grammar in Lark's or
+    GBNF's notation; a JSON array of strings to choose from."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What a request's output must conform to. Two are the same grammar if they are equal: compiled once."""
+
+    kind: GrammarKind
+    text: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOf:
     """What makes a request a turn: the session it belongs to and the place in it that it continues from.
@@ -164,6 +183,7 @@ class Submit:
     deadline_s: float | None = None
     parent_key: str = ""
     idempotent: bool = False
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +234,38 @@ class CloseSession:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForkSession:
+    """Tell the owner of a freshly forked session about it (rule S12). Answered by `Reply[SessionInfo | None]`, while
+    its history is still being read; None when that of a later owner or opening is here already.
+
+    `source_id`: what it was forked from; if that lives here too, they share the pages of what they have in common.
+    """
+
+    tenant: str
+    session_id: str
+    generation: int
+    epoch: int
+    source_id: str
+    source_generation: int
+    ask: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackSession:
+    """Make `turn` the head of a session, and drop what continues from it (rule S12).
+
+    Answered by `Reply[SessionRolledBack]` once the store has it.
+    """
+
+    tenant: str
+    session_id: str
+    generation: int
+    epoch: int
+    turn: str
+    ask: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GetSession:
     """Answered by `Reply[SessionInfo | None]`."""
 
@@ -243,7 +295,18 @@ class Shutdown:
     reason: Reason = Reason.SHUTDOWN
 
 
-ToWorker = Submit | Abort | OpenSession | CloseSession | GetSession | FlushCache | IngressLost | Shutdown
+ToWorker = (
+    Submit
+    | Abort
+    | OpenSession
+    | CloseSession
+    | ForkSession
+    | RollbackSession
+    | GetSession
+    | FlushCache
+    | IngressLost
+    | Shutdown
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +373,20 @@ class SessionClosed:
     freed_tokens: int = 0
     error: str = ""
     """The memory is free, but the store could not forget the session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRolledBack:
+    """Answer to `RollbackSession`. `reason` None: it is done, and `info` is the session as it is now.
+
+    `ask_again`: this worker cannot say yet (the history is being read), or any more (place the session anew).
+    """
+
+    reason: Reason | None = None
+    message: str = ""
+    dropped: int = 0
+    info: SessionInfo | None = None
+    ask_again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,8 @@ _KINDS: dict[int, type] = {
     6: messages.FlushCache,
     7: messages.IngressLost,
     8: messages.Shutdown,
+    9: messages.ForkSession,
+    10: messages.RollbackSession,
     20: messages.Tokens,
     21: messages.Finished,
     22: messages.Reply,
@@ -37,8 +39,10 @@ _KINDS: dict[int, type] = {
     31: messages.SessionClosed,
     32: messages.AbortReport,
     33: messages.AbortHit,
+    34: messages.SessionRolledBack,
     40: messages.SamplingParams,
     41: messages.TurnOf,
+    42: messages.Grammar,
 }
 _KIND_OF = {cls: kind for kind, cls in _KINDS.items()}
 

@@ -50,7 +50,7 @@ class Closing:
             return None
         record = result.record
         if record is not None and record.epoch == session.epoch and not result.error:
-            self._settle(session, record, History(result.turns), now)
+            self._settle(session, record, History(result.turns, record.head), now)
             return session
         redirect = record is not None and not result.error
         if result.error:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from actors.engine.clocks import Clock
 from actors.engine.core import Core
-from actors.engine.effects import LoadSession
 from actors.engine.endings import Endings
 from actors.engine.kv.cache import namespace_root
+from actors.engine.ownership import session_of
 from actors.engine.request import Request, RequestState, Verdict
 from actors.engine.sessions import Session, SessionState
 from actors.engine.settings import bounded
@@ -101,26 +101,10 @@ class Door:
     # -- sessions --------------------------------------------------------------------------------------------------
 
     def _to_session(self, request: Request, turn: TurnOf, now: float) -> None:
-        tenant = request.submit.tenant
-        session = self._core.sessions.find(tenant, turn.session_id)
-        wanted = (turn.generation, turn.epoch)
-        if session is not None and wanted < (session.generation, session.epoch):
-            moved = Verdict.abort(Reason.WORKER_LOST, "the session has changed hands")
-            self._endings.refuse(request, moved, now, redirect=True)
-            return
-        if session is not None and wanted > (session.generation, session.epoch):
-            if session.state is SessionState.CLOSING:
-                text = "the former session of this id is still closing"
-                self._endings.refuse(request, Verdict.abort(Reason.SESSION_CLOSING, text), now)
-                return
-            self._endings.disown(session, now)
-            session = None
-        if session is None:
-            session = self._core.sessions.add(tenant, turn.session_id, *wanted)
-            self._core.out.append(
-                LoadSession(session=session.uid, tenant=tenant, session_id=turn.session_id, generation=turn.generation)
-            )
-        if session.state is SessionState.LOADING:
+        session = session_of(self._core, self._endings, request.submit.tenant, turn, now)
+        if isinstance(session, Verdict):
+            self._endings.refuse(request, session, now, redirect=session.reason is Reason.WORKER_LOST)
+        elif session.state is SessionState.LOADING:
             self._park(request, session)
         else:
             self._knock(request, session, now)

@@ -38,7 +38,20 @@ class ForgetSession:
     epoch: int
 
 
-Effect = LoadSession | StoreTurn | ForgetSession
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollBackTurns:
+    """Make a turn the head of a session in the store. Answered by TurnsRolledBack, which carries `ask` back."""
+
+    session: int
+    ask: int
+    tenant: str
+    session_id: str
+    generation: int
+    epoch: int
+    turn: str
+
+
+Effect = LoadSession | StoreTurn | ForgetSession | RollBackTurns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,4 +84,15 @@ class SessionForgotten:
     found: bool = True
 
 
-EffectResult = SessionLoaded | TurnStored | SessionForgotten
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnsRolledBack:
+    """`stale`: another worker owns the session now. `error`: whether it was done is unknown."""
+
+    session: int
+    ask: int
+    turn: str
+    stale: bool = False
+    error: str = ""
+
+
+EffectResult = SessionLoaded | TurnStored | SessionForgotten | TurnsRolledBack

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections import deque
 
 from actors.engine.aborts import Aborts
+from actors.engine.branching import Branching
 from actors.engine.clocks import Clock
 from actors.engine.closing import Closing
 from actors.engine.core import Output, new_core
 from actors.engine.door import Door
-from actors.engine.effects import EffectResult, SessionForgotten, SessionLoaded, TurnStored
+from actors.engine.effects import EffectResult, SessionForgotten, SessionLoaded, TurnsRolledBack, TurnStored
 from actors.engine.endings import Endings
 from actors.engine.plan import PlanItem, StepPlan, StepResult
 from actors.engine.planner import Planner
@@ -30,11 +31,13 @@ from actors.messages import (
     Abort,
     CloseSession,
     FlushCache,
+    ForkSession,
     GetSession,
     IngressLost,
     OpenSession,
     Reason,
     Reply,
+    RollbackSession,
     Shutdown,
     Submit,
     Tokens,
@@ -53,6 +56,7 @@ class Engine:
         self._door = Door(self.core, self._endings)
         self._aborts = Aborts(self.core, self._endings)
         self._closing = Closing(self.core, self._endings)
+        self._branching = Branching(self.core, self._endings)
         self._planner = Planner(self.core)
 
     def handle(self, message: ToWorker | EffectResult, now: float) -> list[Output]:
@@ -69,6 +73,11 @@ class Engine:
             case SessionLoaded():
                 session = self._closing.loaded(message, now)
                 if session is not None:
+                    self._branching.loaded(session)
+                    self._door.loaded(session, now)
+            case TurnsRolledBack():
+                session = self._branching.rolled_back(message, now)
+                if session is not None:
                     self._door.loaded(session, now)
             case SessionForgotten():
                 self._closing.forgotten(message, now)
@@ -76,6 +85,10 @@ class Engine:
                 self._closing.open(message, now)
             case CloseSession():
                 self._closing.close(message, now)
+            case ForkSession():
+                self._branching.fork(message, now)
+            case RollbackSession():
+                self._branching.rollback(message, now)
             case GetSession():
                 self._closing.get(message, now)
             case FlushCache():

@@ -8,19 +8,23 @@ from actors.records import TurnRecord
 
 
 class History:
-    """Committed turns by rid, in order of commit. Changes only in `commit`.
+    """Committed turns by rid, in order of commit. Changes only in `commit` and `roll_back`.
 
     The context of the head is kept ready, since most turns append to it; others are rebuilt from their chain.
     """
 
-    def __init__(self, turns: Iterable[TurnRecord] = ()) -> None:
+    def __init__(self, turns: Iterable[TurnRecord] = (), head: str | None = None) -> None:
+        """`head`: rid of the turn to go on from; None for the last one."""
         self._turns: dict[str, TurnRecord] = {}
+        self._head: str | None = None
         self._head_context: list[int] = []
         self.last_number = 0
         for turn in turns:
             self._add(turn)
-        if self._turns:
-            self._head_context = self._rebuild(self.head)
+        if head is not None and head not in self._turns:
+            raise AssertionError(f"the head {head!r} is not among the turns")
+        self._head = head or next(reversed(self._turns), None)
+        self._head_context = self._rebuild(self._head)
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -30,8 +34,8 @@ class History:
 
     @property
     def head(self) -> str | None:
-        """rid of the last committed turn."""
-        return next(reversed(self._turns), None)
+        """rid of the turn that the next one continues from: the last committed, or where a rollback went."""
+        return self._head
 
     @property
     def num_tokens(self) -> int:
@@ -61,7 +65,15 @@ class History:
     def commit(self, turn: TurnRecord, context: list[int]) -> None:
         """Add a turn that the store has. `context` is its ctx; the history keeps the list."""
         self._add(turn)
+        self._head = turn.rid
         self._head_context = context
+
+    def roll_back(self, rid: str) -> None:
+        """Make `rid` the head and forget its descendants, as the store has done."""
+        for name in self.descendants(rid):
+            del self._turns[name]
+        self._head_context = self.context(rid)
+        self._head = rid
 
     def _add(self, turn: TurnRecord) -> None:
         for rid in turn.dropped:

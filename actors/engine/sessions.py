@@ -13,8 +13,8 @@ from actors.records import SessionRecord
 
 
 class SessionState(Enum):
-    """LOADING: history is being read from the store. IDLE: open, no turn runs. BUSY: a turn holds the lease.
-    CLOSING: close was asked; waiting for the running turn, its pages and the store. CLOSED: gone."""
+    """LOADING: history is being read from the store, or rolled back in it. IDLE: open, no turn runs. BUSY: a turn
+    holds the lease. CLOSING: close was asked; waiting for the running turn, its pages and the store. CLOSED: gone."""
 
     LOADING = "loading"
     IDLE = "idle"
@@ -25,7 +25,7 @@ class SessionState(Enum):
 
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     SessionState.LOADING: frozenset({SessionState.IDLE, SessionState.CLOSING, SessionState.CLOSED}),
-    SessionState.IDLE: frozenset({SessionState.BUSY, SessionState.CLOSING, SessionState.CLOSED}),
+    SessionState.IDLE: frozenset({SessionState.LOADING, SessionState.BUSY, SessionState.CLOSING, SessionState.CLOSED}),
     SessionState.BUSY: frozenset({SessionState.IDLE, SessionState.CLOSING, SessionState.CLOSED}),
     SessionState.CLOSING: frozenset({SessionState.CLOSED}),
     SessionState.CLOSED: frozenset(),
@@ -67,6 +67,8 @@ class Session:
     stopping: int = 0
     """Ended turns of this session whose pages a step in flight still names."""
     idle_since: float = 0.0
+    forked_from: int | None = None
+    """uid of the session whose pages it may share once its history is here."""
     close_asks: list[int] = field(default_factory=list)
     forgetting: bool = False
     """Its memory is free and the store has been asked to forget it."""

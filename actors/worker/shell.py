@@ -19,7 +19,18 @@ from dataclasses import replace
 from actors.engine.engine import Engine
 from actors.engine.settings import EngineSettings
 from actors.engine.stats import EngineStats
-from actors.messages import Abort, CloseSession, Event, FlushCache, GetSession, OpenSession, Shutdown, Submit
+from actors.messages import (
+    Abort,
+    CloseSession,
+    Event,
+    FlushCache,
+    ForkSession,
+    GetSession,
+    OpenSession,
+    RollbackSession,
+    Shutdown,
+    Submit,
+)
 from actors.records import SessionStore
 from actors.runner.base import ModelRunner, RunnerInfo
 from actors.wire import decode_frame
@@ -29,7 +40,7 @@ from actors.worker.outbox import Outbox
 from actors.worker.store_effects import StoreEffects
 from configs import RemoraConfig
 
-Ask = Abort | OpenSession | CloseSession | GetSession | FlushCache
+Ask = Abort | OpenSession | CloseSession | ForkSession | RollbackSession | GetSession | FlushCache
 RATE_WINDOW_S = 10.0
 
 

@@ -13,12 +13,14 @@ from actors.engine.effects import (
     EffectResult,
     ForgetSession,
     LoadSession,
+    RollBackTurns,
     SessionForgotten,
     SessionLoaded,
     StoreTurn,
+    TurnsRolledBack,
     TurnStored,
 )
-from actors.records import CommitStatus, SessionStore, SessionUnknown, StoreError
+from actors.records import CommitStatus, SessionStore, SessionUnknown, StoreError, TurnUnknown
 
 logger = logging.getLogger("remora.worker")
 
@@ -45,6 +47,8 @@ class StoreEffects:
                 self._others.submit(self._load, effect)
             case ForgetSession():
                 self._others.submit(self._forget, effect)
+            case RollBackTurns():
+                self._others.submit(self._roll_back, effect)
 
     def close(self) -> None:
         """Finish what was asked, then end the threads."""
@@ -84,6 +88,23 @@ class StoreEffects:
         except StoreError as error:
             logger.error("loading session %r failed: %s", effect.session_id, error)
             self._mail(SessionLoaded(session=effect.session, record=None, error=str(error) or "store error"))
+
+    def _roll_back(self, effect: RollBackTurns) -> None:
+        error, stale = "", False
+        try:
+            status = self._store.rollback(
+                effect.tenant,
+                effect.session_id,
+                effect.generation,
+                epoch=effect.epoch,
+                turn=effect.turn,
+                now=self._wall_clock(),
+            )
+            stale = status is CommitStatus.STALE
+        except (StoreError, TurnUnknown) as failure:
+            logger.error("rolling session %r back failed: %s", effect.session_id, failure)
+            error = str(failure) or "store error"
+        self._mail(TurnsRolledBack(session=effect.session, ask=effect.ask, turn=effect.turn, stale=stale, error=error))
 
     def _forget(self, effect: ForgetSession) -> None:
         error, found = "", False

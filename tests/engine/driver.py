@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.engine.core import Output
-from actors.engine.effects import ForgetSession, LoadSession, SessionForgotten, SessionLoaded, StoreTurn, TurnStored
+from actors.engine.effects import (
+    Effect,
+    ForgetSession,
+    LoadSession,
+    RollBackTurns,
+    SessionForgotten,
+    SessionLoaded,
+    StoreTurn,
+    TurnsRolledBack,
+    TurnStored,
+)
+from actors.engine.history import History
 from actors.engine.engine import Engine
 from actors.engine.invariants import check
 from actors.engine.plan import StepPlan
@@ -17,13 +28,16 @@ from actors.messages import (
     AbortReport,
     CloseSession,
     Finished,
+    ForkSession,
     GetSession,
     OpenSession,
     Outcome,
     Reply,
+    RollbackSession,
     SamplingParams,
     SessionInfo,
     SessionMode,
+    SessionRolledBack,
     Submit,
     Tokens,
     TurnOf,
@@ -73,7 +87,7 @@ class Driver:
         self.now = 0.0
         self.told: dict[str, Told] = {}
         self.replies: dict[int, object] = {}
-        self.effects: deque[StoreTurn | LoadSession | ForgetSession] = deque()
+        self.effects: deque[Effect] = deque()
         self.hold_store = False
         self.store_error = ""
         self.stale = False
@@ -160,6 +174,38 @@ class Driver:
         )
         return record
 
+    def fork(self, session_id: str, turn: str | None = None, source: str = "s") -> SessionInfo:
+        """Fork a session in the store and tell the engine, as pool and ingress do."""
+        self._generation += 1
+        row = self.store[("t", source)]
+        history = History(row.turns, row.record.head)
+        head = turn or history.head
+        chain: list[TurnRecord] = []
+        rid = head
+        while rid is not None:
+            chain.insert(0, history.turn(rid))
+            rid = chain[0].parent
+        record = replace(row.record, session_id=session_id, generation=self._generation, epoch=1, head=head)
+        self.store[("t", session_id)] = Row(record, chain)
+        info = self.ask(
+            ForkSession,
+            session_id=session_id,
+            generation=record.generation,
+            epoch=1,
+            source_id=source,
+            source_generation=row.record.generation,
+        )
+        assert isinstance(info, SessionInfo)
+        return info
+
+    def rollback(self, turn: str, session_id: str = "s", **numbers: int) -> SessionRolledBack | None:
+        """None: the store has been asked and has not answered."""
+        record = self.store[("t", session_id)].record
+        numbers = {"generation": record.generation, "epoch": record.epoch, **numbers}
+        answer = self.ask(RollbackSession, session_id=session_id, turn=turn, **numbers)
+        assert answer is None or isinstance(answer, SessionRolledBack)
+        return answer
+
     def turn(self, key: str, prompt: list[int] | range, max_tokens: int | None = 8, **fields: Any) -> Told:
         """Submit a turn of session `s` (or `session_id`)."""
         session_id = fields.pop("session_id", "s")
@@ -212,6 +258,8 @@ class Driver:
                 if row is not None and row.record.generation == effect.generation:
                     del self.store[(effect.tenant, effect.session_id)]
                 self.handle(SessionForgotten(session=effect.session, error=self.store_error))
+            case RollBackTurns():
+                self.handle(self._roll_back(effect))
 
     def _store_turn(self, effect: StoreTurn) -> TurnStored:
         if self.store_error or self.stale:
@@ -219,7 +267,21 @@ class Driver:
         row = self.store[(effect.commit.tenant, effect.commit.session_id)]
         row.turns = [turn for turn in row.turns if turn.rid not in effect.commit.turn.dropped]
         row.turns.append(effect.commit.turn)
+        row.record = replace(row.record, head=effect.commit.turn.rid)
         return TurnStored(session=effect.session, uid=effect.uid)
+
+    def _roll_back(self, effect: RollBackTurns) -> TurnsRolledBack:
+        answer = TurnsRolledBack(
+            session=effect.session, ask=effect.ask, turn=effect.turn, stale=self.stale, error=self.store_error
+        )
+        row = self.store.get((effect.tenant, effect.session_id))
+        if row is None or row.record.generation != effect.generation:
+            return replace(answer, stale=True)
+        if not self.stale and not self.store_error:
+            dropped = History(row.turns).descendants(effect.turn)
+            row.turns = [turn for turn in row.turns if turn.rid not in dropped]
+            row.record = replace(row.record, head=effect.turn)
+        return answer
 
     def _load(self, effect: LoadSession) -> SessionLoaded:
         row = self.store.get((effect.tenant, effect.session_id))

@@ -9,7 +9,9 @@ A turn that appends to its session borrows the slot's pages and writes behind `l
     table    |████████ same ████████|████ same   ┊ new KV   | new page …
 
 Nothing below `length` is ever written again, so dropping the table (abort, preemption) leaves the slot as it was
-(rule K2). A turn that diverges earlier may only share the full pages before the divergence.
+(rule K2). A turn that diverges earlier may only share the full pages before the divergence; so may a fork, since its
+source goes on writing in the page that is not full, and a slot that is cut short keeps no page that is only partly
+valid, since that page may be another's too.
 """
 
 from __future__ import annotations
@@ -117,12 +119,12 @@ class KVCache:
         covered = 0
         limit = len(tokens) - 1
         if slot is not None and slot.length:
-            if common >= slot.length:
+            if common >= slot.length and not self._would_rewrite(slot, limit):
                 pages, keys, covered = list(slot.pages), list(slot.keys), min(slot.length, limit)
             else:
                 full = min(common, limit) // self.page_size
                 pages, keys, covered = slot.pages[:full], slot.keys[:full], full * self.page_size
-        if slot is None or common < slot.length or not slot.length:
+        if slot is None or common < slot.length or not slot.length or common - slot.length >= max(2, self.page_size):
             found, found_keys = self._match(tokens, root, limit)
             if len(found) * self.page_size > covered:
                 pages, keys, covered = found, found_keys, len(found) * self.page_size
@@ -210,6 +212,40 @@ class KVCache:
         self.pool.drop_by_session(reversed(slot.pages))
         return len(slot.pages)
 
+    def share(self, source: int, session: int, num_tokens: int) -> int:
+        """A fork: give a session without a slot the full pages of another's first `num_tokens` positions.
+
+        Returns the length of its slot, 0 when there is nothing to share."""
+        if session in self._slots:
+            raise AssertionError(f"session {session} has a slot already")
+        full = min(num_tokens, self.slot_length(source)) // self.page_size
+        if not full:
+            return 0
+        shared = self._slots[source]
+        new = Slot(pages=shared.pages[:full], keys=shared.keys[:full], length=full * self.page_size)
+        self.pool.hold_for_session(new.pages)
+        self._slots[session] = new
+        self._unpin(session, full)
+        return new.length
+
+    def cut_slot(self, session: int, num_tokens: int) -> int:
+        """Only the first `num_tokens` positions of a slot are valid any more: keep the full pages of them.
+
+        Returns the length that is left. A slot that is no longer than that is left alone."""
+        slot = self._slots.get(session)
+        if slot is None or num_tokens >= slot.length:
+            return self.slot_length(session)
+        full = num_tokens // self.page_size
+        if not full:
+            self.drop_slot(session)
+            return 0
+        self.pool.drop_by_session(reversed(slot.pages[full:]))
+        slot.pages, slot.keys, slot.length = slot.pages[:full], slot.keys[:full], full * self.page_size
+        if session in self._evictable:
+            self._pin(session)
+            self._unpin(session, full)
+        return slot.length
+
     def flush(self) -> int:
         """Drop idle sessions' KV and the whole prefix index. Returns the number of pages made free."""
         before = self.pool.counts.free
@@ -217,6 +253,13 @@ class KVCache:
             pass
         self.pool.forget_prefixes()
         return self.pool.counts.free - before
+
+    def _would_rewrite(self, slot: Slot, limit: int) -> bool:
+        """Whether computing from `limit` on writes in a page of the slot that others read, be it the same values."""
+        if limit >= slot.length:
+            return False
+        requests, sessions, _ = self.pool.holders(slot.pages[limit // self.page_size])
+        return requests + sessions > 1
 
     def _pin(self, session: int) -> None:
         self._evictable_pages -= self._evictable.pop(session, 0)
