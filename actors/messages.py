@@ -238,7 +238,7 @@ class ForkSession:
     """Tell the owner of a freshly forked session about it (rule S12). Answered by `Reply[SessionInfo | None]`, while
     its history is still being read; None when that of a later owner or opening is here already.
 
-    `source_id`: what it was forked from; if that lives here too, they share the pages of what they have in common.
+    `source_id`: what it was forked from; if that lives here too, they share the pages of the tokens that are the same.
     """
 
     tenant: str
@@ -246,7 +246,6 @@ class ForkSession:
     generation: int
     epoch: int
     source_id: str
-    source_generation: int
     ask: int = 0
 
 

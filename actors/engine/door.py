@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actors.engine.clocks import Clock
 from actors.engine.core import Core
+from actors.engine.effects import CompileGrammar, GrammarReady
 from actors.engine.endings import Endings
 from actors.engine.kv.cache import namespace_root
 from actors.engine.ownership import session_of
@@ -69,10 +70,11 @@ class Door:
         if core.requests.by_rid(*request.rid_key) is not request:
             text = f"a request named {submit.rid!r} is running; wait for its end or abort it"
             return Verdict.abort(Reason.SESSION_BUSY, text, param="rid")
-        if core.requests.num_waiting >= core.settings.max_waiting:
-            text = f"{core.requests.num_waiting} requests are waiting; the limit is {core.settings.max_waiting}"
+        waiting = core.requests.num_waiting + core.requests.num_compiling
+        if waiting >= core.settings.max_waiting:
+            text = f"{waiting} requests are waiting; the limit is {core.settings.max_waiting}"
             return Verdict.abort(Reason.QUEUE_FULL, text)
-        return self._wrong_ids(submit)
+        return self._wrong_ids(submit) or self._wrong_grammar(submit)
 
     def _wrong_ids(self, submit: Submit) -> Verdict | None:
         vocab = self._core.settings.vocab_size
@@ -87,6 +89,18 @@ class Door:
                 return Verdict.abort(Reason.INVALID, f"{name}: token ids must be in [0, {vocab})", param=name)
         if submit.sampling.stop and not self._core.settings.vocab_bytes:
             return Verdict.abort(Reason.INVALID, "stop: this model has no text, so no stop strings", param="stop")
+        return None
+
+    def _wrong_grammar(self, submit: Submit) -> Verdict | None:
+        """What cannot go with a grammar: its end is the model's end-of-reply token, which these would ignore."""
+        if submit.grammar is None:
+            return None
+        if self._core.settings.no_grammars:
+            return Verdict.abort(Reason.INVALID, self._core.settings.no_grammars, param="grammar")
+        for name, given in (("min_tokens", submit.sampling.min_tokens), ("ignore_eos", submit.sampling.ignore_eos)):
+            if given:
+                text = f"{name} cannot be combined with structured output, which ends where its grammar ends"
+                return Verdict.abort(Reason.INVALID, text, param=name)
         return None
 
     def _start_clocks(self, request: Request, now: float) -> None:
@@ -223,5 +237,26 @@ class Door:
         request.root = namespace_root(submit.tenant, submit.cache_salt, shared=settings.share_prefix_across_tenants)
         if submit.sampling.stop:
             request.stops = StopStrings(submit.sampling.stop)
+        if submit.grammar is not None:
+            request.move(RequestState.WAITING_GRAMMAR, submit.grammar.kind.value, now)
+            self._core.requests.compiling(request)
+            request.grammar_asked = True
+            self._core.out.append(CompileGrammar(uid=request.uid, grammar=submit.grammar))
+            return
         request.move(RequestState.WAITING, "accepted", now)
         self._core.requests.enqueue(request)
+
+    def compiled(self, result: GrammarReady, now: float) -> None:
+        """A grammar is ready, or never will be. The request may be over already."""
+        request = self._core.requests.by_uid(result.uid)
+        if request is None or request.state is not RequestState.WAITING_GRAMMAR:
+            return
+        if result.timed_out:
+            text = result.error or "the grammar could not be compiled in time"
+            self._endings.decide(request, Verdict.abort(Reason.GRAMMAR_TIMEOUT, text, param="grammar"), now)
+        elif result.error:
+            self._endings.decide(request, Verdict.abort(Reason.GRAMMAR_INVALID, result.error, param="grammar"), now)
+        else:
+            self._core.requests.compiled(request)
+            request.move(RequestState.WAITING, "grammar compiled", now)
+            self._core.requests.enqueue(request)

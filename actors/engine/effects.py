@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actors.messages import Grammar
 from actors.records import SessionRecord, TurnCommit, TurnRecord
 
 
@@ -51,7 +52,22 @@ class RollBackTurns:
     turn: str
 
 
-Effect = LoadSession | StoreTurn | ForgetSession | RollBackTurns
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileGrammar:
+    """Make a request's grammar ready for the runner. Answered by GrammarReady, unless ReleaseGrammar comes first."""
+
+    uid: int
+    grammar: Grammar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseGrammar:
+    """The request is over: stop compiling for it, and forget how far its output had got. Not answered."""
+
+    uid: int
+
+
+Effect = LoadSession | StoreTurn | ForgetSession | RollBackTurns | CompileGrammar | ReleaseGrammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,4 +111,14 @@ class TurnsRolledBack:
     error: str = ""
 
 
-EffectResult = SessionLoaded | TurnStored | SessionForgotten | TurnsRolledBack
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarReady:
+    """`error`: the grammar is wrong, and why, for people. `timed_out`: it could not be compiled in time; it may be
+    right."""
+
+    uid: int
+    error: str = ""
+    timed_out: bool = False
+
+
+EffectResult = SessionLoaded | TurnStored | SessionForgotten | TurnsRolledBack | GrammarReady

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from actors.engine.clocks import Clock
 from actors.engine.core import Core
-from actors.engine.effects import StoreTurn, TurnStored
+from actors.engine.effects import ReleaseGrammar, StoreTurn, TurnStored
 from actors.engine.request import Request, RequestState, Verdict
 from actors.engine.sessions import Session, SessionState
 from actors.messages import Finished, Outcome, Reason, Stage, Tokens
@@ -84,7 +84,7 @@ class Endings:
         """The last plan that named an ended request has committed: its pages come back."""
         self._give_back(request)
         request.move(RequestState.ENDED, "last plan committed", now)
-        self._core.requests.forget(request)
+        self._forget(request)
         if request.turn is not None:
             request.turn.session.stopping -= 1
             self._core.free_sessions.append(request.turn.session)
@@ -137,7 +137,12 @@ class Endings:
             return
         self._give_back(request)
         request.move(RequestState.ENDED, reason or verdict.outcome.value, now)
-        core.requests.forget(request)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        self._core.requests.forget(request)
+        if request.grammar_asked:
+            self._core.out.append(ReleaseGrammar(uid=request.uid))
 
     def _end_lease(self, request: Request, now: float) -> None:
         if request.turn is None:

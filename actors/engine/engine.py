@@ -18,7 +18,14 @@ from actors.engine.clocks import Clock
 from actors.engine.closing import Closing
 from actors.engine.core import Output, new_core
 from actors.engine.door import Door
-from actors.engine.effects import EffectResult, SessionForgotten, SessionLoaded, TurnsRolledBack, TurnStored
+from actors.engine.effects import (
+    EffectResult,
+    GrammarReady,
+    SessionForgotten,
+    SessionLoaded,
+    TurnsRolledBack,
+    TurnStored,
+)
 from actors.engine.endings import Endings
 from actors.engine.plan import PlanItem, StepPlan, StepResult
 from actors.engine.planner import Planner
@@ -79,6 +86,8 @@ class Engine:
                 session = self._branching.rolled_back(message, now)
                 if session is not None:
                     self._door.loaded(session, now)
+            case GrammarReady():
+                self._door.compiled(message, now)
             case SessionForgotten():
                 self._closing.forgotten(message, now)
             case OpenSession():
@@ -169,6 +178,10 @@ class Engine:
         if item.uid in result.failed:
             verdict = Verdict.abort(Reason.INTERNAL, "this request could not be computed")
             request.story.append(f"{now:.3f} runner: {result.failed[item.uid]}")
+            self._endings.decide(request, verdict, now)
+            return
+        if item.uid in result.dead_ends:
+            verdict = Verdict.abort(Reason.GRAMMAR_INVALID, result.dead_ends[item.uid], param="grammar")
             self._endings.decide(request, verdict, now)
             return
         request.computed = item.start + item.count

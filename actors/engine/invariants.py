@@ -63,6 +63,8 @@ def _check_requests(engine: Engine) -> None:
         who = f"request {request.submit.rid!r}"
         state = request.state
         _ensure((state is RequestState.WAITING) == (request in waiting), f"{who}: {state} and waiting queue disagree")
+        compiling = requests.is_compiling(request)
+        _ensure((state is RequestState.WAITING_GRAMMAR) == compiling, f"{who}: {state} and compiling disagree")
         in_batch = state in (RequestState.PREFILL, RequestState.DECODE)
         _ensure(in_batch == (request in running), f"{who}: {state} and batch disagree")
         _ensure(state is not RequestState.ENDED, f"{who} ended and is still in the table")
@@ -75,6 +77,8 @@ def _check_requests(engine: Engine) -> None:
             _ensure(request.planned <= capacity, f"{who}: planned {request.planned} positions in room for {capacity}")
         named = sum(item.uid == request.uid for plan in engine.uncommitted for item in plan.items)
         _ensure(named == request.inflight, f"{who}: inflight {request.inflight}, {named} plans name it")
+    compiling_now = sum(request.state is RequestState.WAITING_GRAMMAR for request in requests.all())
+    _ensure(compiling_now == requests.num_compiling, "a request is over and still counts as compiling")
     live = sum(request.is_live for request in requests.all())
     ended = sum(engine.core.totals.ends.values())
     _ensure(engine.core.totals.received == ended + live, "requests received are not those ended plus those live")

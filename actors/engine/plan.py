@@ -22,7 +22,8 @@ class PlanItem:
     that the step launched just before samples for this request, and `tokens` holds the others (count - 1, mostly 0).
     `page_table`: page ids; position p lives in page_table[p // page_size] at offset p % page_size.
     `samples`: whether the last position's logits choose a token. `output_index` is that token's place in the output.
-    `seen`: for penalties only, else None: all known ids of the request so far, prompt first, up to
+    `constrained`: the request has a grammar, which the runner knows by its uid.
+    `seen`: for penalties and grammars only, else None: all known ids of the request so far, prompt first, up to
     `start + count` without a pending one; `prompt_len` says where the output begins.
     """
 
@@ -37,6 +38,7 @@ class PlanItem:
     output_index: int
     prompt_len: int
     seen: Sequence[int] | None = None
+    constrained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,9 @@ class StepResult:
     """`sampled[uid]`: the token chosen for each item that samples.
 
     `failed[uid]`: a request the runner could not compute, with a message; the others of the step are unaffected.
+    `dead_ends[uid]`: a request whose grammar allows no token after its output so far, with a message.
     """
 
     sampled: dict[int, int]
     failed: dict[int, str] = field(default_factory=dict)
+    dead_ends: dict[int, str] = field(default_factory=dict)

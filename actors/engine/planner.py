@@ -75,7 +75,8 @@ class Planner:
             sampling=request.sampling,
             output_index=request.num_output + request.pending_samples,
             prompt_len=request.prompt_len,
-            seen=request.tokens if request.sampling.penalised else None,
+            seen=request.tokens if request.sampling.penalised or request.grammar_asked else None,
+            constrained=request.grammar_asked,
         )
         self._count(request, start, count)
         request.planned = end

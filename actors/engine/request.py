@@ -18,11 +18,13 @@ class RequestState(Enum):
     """Where a request is in its life.
 
     ARRIVED: being looked at, or waiting for its session to be loaded or for the turn before it.
+    WAITING_GRAMMAR: its grammar is being compiled.
     WAITING: in the queue (also after a preemption). PREFILL, DECODE: in the batch.
     COMMITTING: its end is decided and the store is being told. STOPPING: ended, but a step in flight names its pages.
     """
 
     ARRIVED = "arrived"
+    WAITING_GRAMMAR = "waiting_grammar"
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
@@ -32,7 +34,10 @@ class RequestState(Enum):
 
 
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
-    RequestState.ARRIVED: frozenset({RequestState.WAITING, RequestState.COMMITTING, RequestState.ENDED}),
+    RequestState.ARRIVED: frozenset(
+        {RequestState.WAITING_GRAMMAR, RequestState.WAITING, RequestState.COMMITTING, RequestState.ENDED}
+    ),
+    RequestState.WAITING_GRAMMAR: frozenset({RequestState.WAITING, RequestState.ENDED}),
     RequestState.WAITING: frozenset({RequestState.PREFILL, RequestState.ENDED}),
     RequestState.PREFILL: frozenset(
         {
@@ -102,6 +107,8 @@ class Request:
     """The session in whose queue it waits (state ARRIVED)."""
     root: bytes = b""
     stops: StopStrings | None = None
+    grammar_asked: bool = False
+    """The shell was asked to compile its grammar, and has to be told when the request is over."""
     story: list[str] = field(default_factory=list)
 
     @property
@@ -141,6 +148,8 @@ class Request:
 
     @property
     def stage(self) -> Stage:
+        if self.state is RequestState.WAITING_GRAMMAR:
+            return Stage.GRAMMAR
         if self.state is RequestState.PREFILL:
             return Stage.PREFILL
         if self.state in (RequestState.DECODE, RequestState.COMMITTING):

@@ -20,6 +20,7 @@ class RequestTable:
         self._by_rid: dict[tuple[str, str], Request] = {}
         self._waiting: list[tuple[tuple[int, int], Request]] = []
         self._running: list[tuple[tuple[int, int], Request]] = []
+        self._compiling: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._by_uid)
@@ -55,6 +56,11 @@ class RequestTable:
         return len(self._waiting)
 
     @property
+    def num_compiling(self) -> int:
+        """Requests whose grammar is being compiled. They count as waiting wherever waiting is limited."""
+        return len(self._compiling)
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
@@ -70,6 +76,15 @@ class RequestTable:
     def __iter__(self) -> Iterator[Request]:
         return iter(self.all())
 
+    def compiling(self, request: Request) -> None:
+        self._compiling.add(request.uid)
+
+    def is_compiling(self, request: Request) -> bool:
+        return request.uid in self._compiling
+
+    def compiled(self, request: Request) -> None:
+        self._compiling.remove(request.uid)
+
     def enqueue(self, request: Request) -> None:
         insort(self._waiting, (request.order, request))
 
@@ -83,7 +98,9 @@ class RequestTable:
 
     def leave_queues(self, request: Request) -> None:
         """Take a request out of the queue its state says it is in."""
-        if request.state is RequestState.WAITING:
+        if request.state is RequestState.WAITING_GRAMMAR:
+            self.compiled(request)
+        elif request.state is RequestState.WAITING:
             self._remove(self._waiting, request)
         elif request.state in (RequestState.PREFILL, RequestState.DECODE):
             self._remove(self._running, request)

@@ -10,6 +10,7 @@ class EngineSettings:
     """`num_pages` counts the reserved pages; lengths are in tokens, durations in seconds, 0 = off or unlimited.
 
     `vocab_bytes[i]`: bytes of token i, for stop strings; empty when the runner knows no text.
+    `no_grammars`: why the runner cannot hold an output to a grammar; empty when it can.
     """
 
     page_size: int
@@ -19,6 +20,7 @@ class EngineSettings:
     eos_ids: frozenset[int] = frozenset()
     bos_id: int | None = None
     vocab_bytes: tuple[bytes, ...] = ()
+    no_grammars: str = ""
     max_step_tokens: int = 256
     max_running: int = 64
     max_waiting: int = 1024

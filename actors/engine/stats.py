@@ -31,6 +31,7 @@ class EngineStats:
     evicted_slots: int
     tombstones: int
     clocks: int
+    compiling: int
 
 
 def snapshot(core: Core) -> EngineStats:
@@ -55,4 +56,5 @@ def snapshot(core: Core) -> EngineStats:
         evicted_slots=core.kv.evicted_slots,
         tombstones=len(core.tombstones),
         clocks=len(core.clocks),
+        compiling=core.requests.num_compiling,
     )
