@@ -1,0 +1,1 @@
+"""Structured output: what a grammar allows after an output so far. Nothing here knows of models, steps or Ray."""
