@@ -6,10 +6,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from actors.messages import Abort, CloseSession, Event, FlushCache, GetSession, OpenSession, SessionMode, Submit
+from actors.messages import (
+    Abort,
+    CloseSession,
+    Event,
+    FlushCache,
+    ForkSession,
+    GetSession,
+    OpenSession,
+    SessionMode,
+    SessionRolledBack,
+    Submit,
+)
 from actors.records import SessionRecord
 
-Ask = Abort | OpenSession | CloseSession | GetSession | FlushCache
+Ask = Abort | OpenSession | CloseSession | ForkSession | GetSession | FlushCache
 
 
 class WorkerGone(Exception):
@@ -81,6 +92,13 @@ class PoolPort(Protocol):
 
     async def close_session(self, tenant: str, session_id: str, *, abort_running: bool) -> object:
         """`SessionClosed`. Raises SessionUnknown, StoreError. Works without a living owner."""
+
+    async def fork_session(self, tenant: str, session_id: str, *, source_id: str, turn: str | None) -> Placement:
+        """A new session that begins with `turn` of another (None: its head), on the worker that has its KV if there is
+        room. Raises SessionExists, SessionUnknown, TurnUnknown, NoWorker, StoreError, SessionLimit."""
+
+    async def rollback_session(self, tenant: str, session_id: str, *, turn: str) -> SessionRolledBack:
+        """Its `reason` says why not. Raises SessionUnknown, NoWorker, StoreError."""
 
     async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]: ...
 

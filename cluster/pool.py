@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from actors.messages import SessionClosed, SessionMode
+from actors.messages import SessionClosed, SessionMode, SessionRolledBack
 from actors.ports import Member, Placement, WorkerGone
 from actors.records import SessionRecord, SessionStore, StoreError
 from cluster.fleet import Fleet
@@ -119,6 +119,14 @@ class Pool:
     async def close_session(self, tenant: str, session_id: str, *, abort_running: bool) -> SessionClosed:
         await self._adopted.wait()
         return await self._desk.close(tenant, session_id, abort_running=abort_running)
+
+    async def fork_session(self, tenant: str, session_id: str, *, source_id: str, turn: str | None) -> Placement:
+        await self._adopted.wait()
+        return await self._desk.fork(tenant, session_id, source_id=source_id, turn=turn)
+
+    async def rollback_session(self, tenant: str, session_id: str, *, turn: str) -> SessionRolledBack:
+        await self._adopted.wait()
+        return await self._desk.rollback(tenant, session_id, turn=turn)
 
     async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
         return await self._desk.list(tenant, after=after, limit=limit)

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
-from actors.messages import CloseSession, GetSession
+from actors.messages import CloseSession, GetSession, RollbackSession
 from actors.ports import WorkerGone, WorkerPort
 from actors.records import StoreError
 from actors.wire import decode, encode
@@ -108,7 +108,7 @@ class RayRuntime:
                 return cause
             await asyncio.sleep(LOST_PAUSE_S)
 
-    async def ask(self, worker_id: str, message: CloseSession | GetSession) -> object:
+    async def ask(self, worker_id: str, message: CloseSession | GetSession | RollbackSession) -> object:
         try:
             return decode(await self._call(worker_id, "ask", encode(message))).value
         except WorkerSilent as silent:

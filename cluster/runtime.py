@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from actors.messages import CloseSession, GetSession
+from actors.messages import CloseSession, GetSession, RollbackSession
 
 
 class WorkerSilent(Exception):
@@ -24,7 +24,7 @@ class Runtime(Protocol):
     async def death(self, worker_id: str) -> str:
         """Wait for the worker's process to end. Returns why it did, for people."""
 
-    async def ask(self, worker_id: str, message: CloseSession | GetSession) -> object:
+    async def ask(self, worker_id: str, message: CloseSession | GetSession | RollbackSession) -> object:
         """The value of the worker's reply, however long it takes. Raises WorkerGone."""
 
     async def stop(self, worker_id: str) -> None:

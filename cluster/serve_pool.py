@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from actors.messages import Abort, Event, SessionMode, Submit
+from actors.messages import Abort, Event, SessionMode, SessionRolledBack, Submit
 from actors.ports import Ask, Member, NoWorker, Placement, WorkerGone, WorkerPort
 from actors.records import SessionRecord, StoreError
 from cluster.answers import DOWN, EXPECTED, OK, Answer, refusal, unwrap
@@ -16,7 +16,18 @@ logger = logging.getLogger("remora.ingress")
 
 PoolCall = Callable[[str, tuple[Any, ...], dict[str, Any]], Awaitable[Answer]]
 METHODS = frozenset(
-    {"members", "open_session", "place", "close_session", "list_sessions", "get_session", "status", "shutdown"}
+    {
+        "members",
+        "open_session",
+        "place",
+        "fork_session",
+        "rollback_session",
+        "close_session",
+        "list_sessions",
+        "get_session",
+        "status",
+        "shutdown",
+    }
 )
 
 
@@ -97,6 +108,16 @@ class ServePool:
     async def close_session(self, tenant: str, session_id: str, *, abort_running: bool) -> object:
         options = {"abort_running": abort_running}
         return unwrap(await self._call("close_session", (tenant, session_id), options), StoreError)
+
+    async def fork_session(self, tenant: str, session_id: str, *, source_id: str, turn: str | None) -> Placement:
+        options = {"source_id": source_id, "turn": turn}
+        placed: Placement = unwrap(await self._call("fork_session", (tenant, session_id), options), NoWorker)
+        return placed
+
+    async def rollback_session(self, tenant: str, session_id: str, *, turn: str) -> SessionRolledBack:
+        answer = await self._call("rollback_session", (tenant, session_id), {"turn": turn})
+        done: SessionRolledBack = unwrap(answer, NoWorker)
+        return done
 
     async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
         options = {"after": after, "limit": limit}

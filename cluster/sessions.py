@@ -6,17 +6,25 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
-from actors.messages import CloseSession, GetSession, SessionClosed, SessionInfo, SessionMode
+from actors.messages import (
+    CloseSession,
+    GetSession,
+    RollbackSession,
+    SessionClosed,
+    SessionInfo,
+    SessionMode,
+    SessionRolledBack,
+)
 from actors.ports import NoWorker, Placement, SessionLimit, WorkerGone
-from actors.records import SessionExists, SessionRecord, SessionUnknown
+from actors.records import SessionExists, SessionRecord, SessionStore, SessionUnknown
 from cluster.fleet import Fleet
 from cluster.keyed_locks import KeyedLocks
-from cluster.placement import Directory, choose
+from cluster.placement import Directory
 from cluster.runtime import Runtime
+from cluster.seats import UNLIMITED, Seats
 from cluster.store.offload import OffloadedStore
 from configs import SessionConfig
 
@@ -25,7 +33,6 @@ logger = logging.getLogger("remora.pool")
 NO_WORKER_WAIT_S = 10.0
 """How long a session waits here for a worker to be ready before its request is told that there is none."""
 LOST_PAUSE_S = 0.1
-UNLIMITED = 2**62
 
 
 class SessionDesk:
@@ -50,8 +57,8 @@ class SessionDesk:
         self._wait_s = wait_s
         self._wall_clock = wall_clock
         self._locks = KeyedLocks()
+        self._seats = Seats(fleet, self.directory, wait_s)
         self._opening: Counter[str] = Counter()
-        self._coming: Counter[str] = Counter()
         self._closing: set[tuple[str, str, int]] = set()
 
     async def open(
@@ -66,27 +73,55 @@ class SessionDesk:
         """None for a limit: the configured default. Raises SessionExists, NoWorker, StoreError, SessionLimit."""
         idle = self._config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
         capacity = capacity_tokens or self._config.capacity_tokens or None
-        async with self._locks.hold((tenant, session_id)):
-            self._opening[tenant] += 1
-            try:
-                await self._check_tenant(tenant, session_id)
-                async with self._seat(self._config.max_per_worker) as owner:
-                    record = await self._store.run(
-                        lambda store: store.create(
-                            tenant,
-                            session_id,
-                            owner=owner,
-                            mode=mode,
-                            idle_timeout_s=idle,
-                            capacity_tokens=capacity,
-                            now=self._wall_clock(),
-                        )
-                    )
-                    self.directory.put(record)
-            finally:
-                self._opening[tenant] -= 1
-                self._opening += Counter()  # Drops tenants at zero.
-        return Placement(record.owner, record)
+
+        def make(store: SessionStore, owner: str) -> SessionRecord:
+            return store.create(
+                tenant,
+                session_id,
+                owner=owner,
+                mode=mode,
+                idle_timeout_s=idle,
+                capacity_tokens=capacity,
+                now=self._wall_clock(),
+            )
+
+        return await self._make(tenant, session_id, make)
+
+    async def fork(self, tenant: str, session_id: str, *, source_id: str, turn: str | None) -> Placement:
+        """Where the source lives, if there is room: its KV is there. Raises what `open` does, SessionUnknown and
+        TurnUnknown. The store does it in one step: whoever dies afterwards, the fork is there or it is not."""
+        source = (await self.place(tenant, source_id)).session
+
+        def make(store: SessionStore, owner: str) -> SessionRecord:
+            return store.fork(
+                tenant,
+                session_id,
+                source_id=source_id,
+                source_generation=source.generation,
+                turn=turn,
+                owner=owner,
+                now=self._wall_clock(),
+            )
+
+        return await self._make(tenant, session_id, make, prefer=source.owner)
+
+    async def rollback(self, tenant: str, session_id: str, *, turn: str) -> SessionRolledBack:
+        """Through the owner, which knows whether a turn runs; asked again until it can say, since doing it twice is
+        doing it once. Raises SessionUnknown, NoWorker, StoreError."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._wait_s
+        record = (await self.place(tenant, session_id)).session
+        generation = record.generation
+        while record.generation == generation:
+            answer = await self._ask_owner_to_roll_back(record, turn)
+            if answer is not None and not answer.ask_again:
+                return answer
+            if loop.time() >= give_up_at:
+                raise NoWorker("the session's owner cannot be reached; whether the rollback was done is unknown")
+            await asyncio.sleep(LOST_PAUSE_S)
+            lost = record.owner if answer is None else None
+            record = (await self.place(tenant, session_id, avoid=lost)).session
+        raise SessionUnknown(session_id)
 
     async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
         """The session's owner, or a new one if that is dead. Raises SessionUnknown, NoWorker, StoreError."""
@@ -137,6 +172,26 @@ class SessionDesk:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
+    async def _make(
+        self,
+        tenant: str,
+        session_id: str,
+        make: Callable[[SessionStore, str], SessionRecord],
+        prefer: str | None = None,
+    ) -> Placement:
+        """A new session, within the limits, on `prefer` if that has room."""
+        async with self._locks.hold((tenant, session_id)):
+            self._opening[tenant] += 1
+            try:
+                await self._check_tenant(tenant, session_id)
+                async with self._seats.take(self._config.max_per_worker, prefer) as owner:
+                    record = await self._store.run(lambda store: make(store, owner))
+                    self.directory.put(record)
+            finally:
+                self._opening[tenant] -= 1
+                self._opening += Counter()  # Drops tenants at zero.
+        return Placement(record.owner, record)
+
     async def _check_tenant(self, tenant: str, session_id: str) -> None:
         limit = self._config.max_per_tenant
         if not limit or await self._store.run(lambda store: store.count(tenant)) + self._opening[tenant] <= limit:
@@ -147,45 +202,10 @@ class SessionDesk:
             raise SessionLimit(f"This tenant has {limit} sessions open, which is the limit.") from None
         raise SessionExists(session_id)
 
-    @asynccontextmanager
-    async def _seat(self, max_sessions: int) -> AsyncIterator[str]:
-        """A seat on the worker with most headroom, counted as taken until the directory has it.
-
-        Waits for a worker to be ready. Raises NoWorker, SessionLimit.
-        """
-        worker_id = await self._choose(max_sessions)
-        self._coming[worker_id] += 1
-        try:
-            yield worker_id
-        finally:
-            self._coming[worker_id] -= 1
-            self._coming += Counter()  # Drops workers at zero.
-
-    async def _choose(self, max_sessions: int) -> str:
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._wait_s
-        while True:
-            ready = self._fleet.members.ready()
-            chosen = choose(ready, self._count, max_sessions or UNLIMITED)
-            if chosen is not None:
-                return chosen
-            if ready:
-                raise SessionLimit(f"Every worker has {max_sessions} sessions, which is the limit of each.")
-            left = give_up_at - loop.time()
-            if left <= 0 or not await self._fleet.change(left):
-                raise NoWorker(self._why_none())
-
-    def _count(self, worker_id: str) -> int:
-        return self.directory.count(worker_id) + self._coming[worker_id]
-
-    def _why_none(self) -> str:
-        failure = self._fleet.last_failure
-        return f"no worker is ready; the last one failed to start: {failure}" if failure else "no worker is ready"
-
     async def _move(self, record: SessionRecord) -> SessionRecord:
         """Give a dead worker's session to a living one. The limit per worker does not count here: an open session
         stays reachable."""
-        async with self._seat(UNLIMITED) as owner:
+        async with self._seats.take(UNLIMITED) as owner:
             moved = await self._store.run(
                 lambda store: store.acquire(record.tenant, record.session_id, owner=owner, expected_epoch=record.epoch)
             )
@@ -230,6 +250,22 @@ class SessionDesk:
         if isinstance(info, SessionInfo) and info.generation == record.generation:
             raise SessionUnknown(session_id)
         return closed
+
+    async def _ask_owner_to_roll_back(self, record: SessionRecord, turn: str) -> SessionRolledBack | None:
+        """None: the owner cannot be reached."""
+        message = RollbackSession(
+            tenant=record.tenant,
+            session_id=record.session_id,
+            generation=record.generation,
+            epoch=record.epoch,
+            turn=turn,
+        )
+        try:
+            answer = await self._runtime.ask(record.owner, message)
+        except WorkerGone:
+            return None
+        assert isinstance(answer, SessionRolledBack)
+        return answer
 
     async def _same(self, record: SessionRecord) -> SessionRecord | None:
         """The record as it is now; None when the session is closed, or its id another session's."""

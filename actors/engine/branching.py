@@ -35,7 +35,7 @@ class Branching:
             self._core.out.append(Reply(ask=message.ask, value=None))
             return
         source = self._core.sessions.find(message.tenant, message.source_id)
-        if source is not None and source.generation == message.source_generation:
+        if source is not None:
             session.forked_from = source.uid
         self._core.out.append(Reply(ask=message.ask, value=self._info(session, now)))
 

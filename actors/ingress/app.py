@@ -39,6 +39,8 @@ def _routes(ingress: Ingress) -> list[BaseRoute]:
         Route("/v1/chat/completions", ChatEndpoint(ingress), methods=["POST"]),
         route("/v1/sessions", "POST", sessions_api.open_session),
         route("/v1/sessions", "GET", sessions_api.list_sessions),
+        route(f"{one_session}/fork", "POST", sessions_api.fork_session),
+        route(f"{one_session}/rollback", "POST", sessions_api.rollback_session),
         route(one_session, "GET", sessions_api.get_session),
         route(one_session, "DELETE", sessions_api.close_session),
         route("/v1/aborts", "POST", aborts_api.abort_requests),

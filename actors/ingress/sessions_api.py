@@ -1,4 +1,4 @@
-"""/v1/sessions: open, list, get, close (rules S9, S11, S13, S14)."""
+"""/v1/sessions: open, list, get, fork, roll back, close (rules S9, S11–S14)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from actors.ingress.core import DEFAULT_TENANT, Ingress
-from actors.ingress.errors import ApiError, Invalid
+from actors.ingress.errors import GENERIC_INTERNAL, ApiError, Invalid
 from actors.ingress.openai_chat import read_capacity, read_idle_timeout
 from actors.ingress.plain_routes import JsonAnswer, body_fields
 from actors.ingress.routing import SessionUse
 from actors.ingress.validate import check_identifier
-from actors.messages import GetSession, OpenSession, Reason, SessionClosed, SessionInfo, SessionMode, Stage
-from actors.ports import Placement, WorkerGone
-from actors.records import SessionExists, SessionRecord, SessionUnknown
+from actors.messages import (
+    ForkSession,
+    GetSession,
+    OpenSession,
+    Reason,
+    SessionClosed,
+    SessionInfo,
+    SessionMode,
+    SessionRolledBack,
+    Stage,
+)
+from actors.ports import Placement, SessionLimit, WorkerGone
+from actors.records import SessionExists, SessionRecord, SessionUnknown, TurnUnknown
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +39,7 @@ OWNER_ANSWER_S = 2.0
 async def open_session(ingress: Ingress, request: Request) -> Response:
     """POST /v1/sessions {"id"?, "mode"?, "idle_timeout_s"?, "capacity_tokens"?}."""
     fields = await body_fields(ingress, request, optional=True)
-    session_id = fields.identifier("id") or f"sess-{secrets.token_hex(12)}"
+    session_id = fields.identifier("id") or _new_id()
     use = SessionUse(
         session_id=session_id,
         mode=fields.choice("mode", SessionMode, SessionMode.TREE),
@@ -39,8 +49,7 @@ async def open_session(ingress: Ingress, request: Request) -> Response:
     try:
         placement = await ingress.router.open_session(DEFAULT_TENANT, session_id, use)
     except SessionExists:
-        message = "A session of this id is open already."
-        raise ApiError(Reason.SESSION_EXISTS, message, param="id", stage=Stage.ROUTING) from None
+        raise _exists() from None
     log.info("session %a opened on %s", session_id, placement.worker_id)
     info = await _tell_owner(ingress, placement)
     return JsonAnswer(_described(placement.session, info))
@@ -71,6 +80,56 @@ async def get_session(ingress: Ingress, request: Request) -> Response:
         raise _unknown() from None
     info = await _ask_owner(ingress, record, GetSession(tenant=DEFAULT_TENANT, session_id=session_id))
     return JsonAnswer(_described(record, info))
+
+
+async def fork_session(ingress: Ingress, request: Request) -> Response:
+    """POST /v1/sessions/{id}/fork {"id"?, "turn"?}: a new session that begins with what this one had committed up to
+    `turn`, by default its head (rule S12)."""
+    source_id = _path_id(request)
+    fields = await body_fields(ingress, request, optional=True)
+    session_id = fields.identifier("id") or _new_id()
+    turn = fields.identifier("turn")
+    try:
+        placement = await ingress.pool.fork_session(DEFAULT_TENANT, session_id, source_id=source_id, turn=turn)
+    except SessionExists:
+        raise _exists() from None
+    except SessionUnknown:
+        raise _unknown() from None
+    except TurnUnknown:
+        text = "The session has no committed turn." if turn is None else f"The session has no turn {turn!r}."
+        raise ApiError(Reason.PARENT_UNKNOWN, text, param="turn", stage=Stage.ROUTING) from None
+    except SessionLimit as error:
+        raise ApiError(Reason.SESSION_CAPACITY, str(error), param="session", stage=Stage.ROUTING) from None
+    ingress.router.remember(placement)
+    log.info("session %a forked from %a on %s", session_id, source_id, placement.worker_id)
+    record = placement.session
+    message = ForkSession(
+        tenant=record.tenant,
+        session_id=record.session_id,
+        generation=record.generation,
+        epoch=record.epoch,
+        source_id=source_id,
+    )
+    return JsonAnswer(_described(record, await _ask_owner(ingress, record, message)))
+
+
+async def rollback_session(ingress: Ingress, request: Request) -> Response:
+    """POST /v1/sessions/{id}/rollback {"turn"}: that turn becomes the head; turns that continue from it are dropped
+    (rule S12)."""
+    session_id = _path_id(request)
+    turn = (await body_fields(ingress, request)).identifier("turn")
+    if turn is None:
+        raise Invalid("turn", "`turn` must name the turn to go back to.")
+    try:
+        done = await ingress.pool.rollback_session(DEFAULT_TENANT, session_id, turn=turn)
+        if done.reason is not None:
+            param = "turn" if done.reason is Reason.PARENT_UNKNOWN else None
+            raise ApiError(done.reason, _why(done), param=param, stage=Stage.ROUTING)
+        record = await ingress.pool.get_session(DEFAULT_TENANT, session_id)
+    except SessionUnknown:
+        raise _unknown() from None
+    log.info("session %a rolled back to %a", session_id, turn)
+    return JsonAnswer({**_described(record, done.info), "dropped_turns": done.dropped})
 
 
 async def close_session(ingress: Ingress, request: Request) -> Response:
@@ -107,7 +166,9 @@ async def _tell_owner(ingress: Ingress, placement: Placement) -> SessionInfo | N
     return await _ask_owner(ingress, record, message)
 
 
-async def _ask_owner(ingress: Ingress, record: SessionRecord, message: GetSession | OpenSession) -> SessionInfo | None:
+async def _ask_owner(
+    ingress: Ingress, record: SessionRecord, message: GetSession | OpenSession | ForkSession
+) -> SessionInfo | None:
     try:
         answer = await asyncio.wait_for(ingress.pool.worker(record.owner).ask(message), OWNER_ANSWER_S)
     except (WorkerGone, asyncio.TimeoutError):
@@ -118,19 +179,21 @@ async def _ask_owner(ingress: Ingress, record: SessionRecord, message: GetSessio
 
 
 def _described(record: SessionRecord, info: SessionInfo | None) -> dict[str, Any]:
-    """One session. What only its owner knows is null when the owner did not say."""
+    """One session. What only its owner knows is null when the owner did not say; while the owner is still reading the
+    history, the store knows better."""
+    known = None if info is None or info.state == "loading" else info
     return {
         "id": record.session_id,
         "object": "session",
         "mode": record.mode.value,
         "state": info.state if info else None,
-        "turns": info.turns if info else record.turns,
-        "tokens": info.tokens if info else record.tokens,
+        "turns": known.turns if known else record.turns,
+        "tokens": known.tokens if known else record.tokens,
         "resident_tokens": info.resident_tokens if info else None,
         "worker": record.owner,
         "epoch": record.epoch,
         "generation": record.generation,
-        "head": info.head if info else None,
+        "head": known.head if known else record.head,
         "running_rid": info.running_rid if info else None,
         "queued": info.queued if info else None,
         "idle_s": info.idle_s if info else None,
@@ -146,6 +209,14 @@ def _freed(closed: object) -> dict[str, int]:
     return {"turns": closed.turns, "freed_pages": closed.freed_pages, "freed_tokens": closed.freed_tokens}
 
 
+def _why(refused: SessionRolledBack) -> str:
+    return GENERIC_INTERNAL if refused.reason is Reason.INTERNAL else refused.message
+
+
+def _new_id() -> str:
+    return f"sess-{secrets.token_hex(12)}"
+
+
 def _path_id(request: Request) -> str:
     return check_identifier(request.path_params["session_id"], "session_id")
 
@@ -156,6 +227,11 @@ def _limit(text: str | None) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= MAX_LISTED):
         raise Invalid("limit", f"`limit` must be an integer from 1 to {MAX_LISTED}.")
     return int(text)
+
+
+def _exists() -> ApiError:
+    message = "A session of this id is open already."
+    return ApiError(Reason.SESSION_EXISTS, message, param="id", stage=Stage.ROUTING)
 
 
 def _unknown() -> ApiError:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from actors.messages import CloseSession, GetSession
+from actors.messages import CloseSession, GetSession, RollbackSession
 from actors.ports import WorkerGone
 from actors.records import SessionStore
 from actors.runner.toy import ToyRunner
@@ -66,7 +66,7 @@ class LocalRuntime:
         await worker.ended.wait()
         return worker.cause
 
-    async def ask(self, worker_id: str, message: CloseSession | GetSession) -> object:
+    async def ask(self, worker_id: str, message: CloseSession | GetSession | RollbackSession) -> object:
         worker = self._worker(worker_id)
         await self._answer(worker)
         answer = asyncio.ensure_future(asyncio.wrap_future(worker.shell.ask(message)))

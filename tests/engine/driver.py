@@ -18,8 +18,8 @@ from actors.engine.effects import (
     TurnsRolledBack,
     TurnStored,
 )
-from actors.engine.history import History
 from actors.engine.engine import Engine
+from actors.engine.history import History
 from actors.engine.invariants import check
 from actors.engine.plan import StepPlan
 from actors.engine.settings import EngineSettings
@@ -193,7 +193,6 @@ class Driver:
             generation=record.generation,
             epoch=1,
             source_id=source,
-            source_generation=row.record.generation,
         )
         assert isinstance(info, SessionInfo)
         return info

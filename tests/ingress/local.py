@@ -13,7 +13,16 @@ from typing import Any
 from actors.ingress.app import build_app
 from actors.ingress.core import Ingress
 from actors.ingress.toy_text import toy_text
-from actors.messages import Abort, CloseSession, Event, SessionClosed, SessionMode, Submit
+from actors.messages import (
+    Abort,
+    CloseSession,
+    Event,
+    RollbackSession,
+    SessionClosed,
+    SessionMode,
+    SessionRolledBack,
+    Submit,
+)
 from actors.ports import Ask, Member, NoWorker, Placement, WorkerGone
 from actors.records import SessionRecord
 from actors.runner.base import ModelRunner
@@ -46,7 +55,7 @@ class LocalWorker:
         if not self.dead:
             self.shell.abort(message)
 
-    async def ask(self, message: Ask) -> object:
+    async def ask(self, message: Ask | RollbackSession) -> object:
         self._check()
         try:
             return await asyncio.wrap_future(self.shell.ask(message))
@@ -123,6 +132,31 @@ class LocalPool:
             known = self.store.close(tenant, session_id, record.generation)
             closed = SessionClosed(known=known, turns=record.turns)
         return closed
+
+    async def fork_session(self, tenant: str, session_id: str, *, source_id: str, turn: str | None) -> Placement:
+        source = (await self.place(tenant, source_id)).session
+        record = self.store.fork(
+            tenant,
+            session_id,
+            source_id=source_id,
+            source_generation=source.generation,
+            turn=turn,
+            owner=source.owner,
+            now=time.time(),
+        )
+        return Placement(record.owner, record)
+
+    async def rollback_session(self, tenant: str, session_id: str, *, turn: str) -> SessionRolledBack:
+        while True:
+            record = (await self.place(tenant, session_id)).session
+            message = RollbackSession(
+                tenant=tenant, session_id=session_id, generation=record.generation, epoch=record.epoch, turn=turn
+            )
+            answer = await self.workers[record.owner].ask(message)
+            assert isinstance(answer, SessionRolledBack)
+            if not answer.ask_again:
+                return answer
+            await asyncio.sleep(0.01)
 
     async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
         return self.store.list_sessions(tenant, after=after, limit=limit)

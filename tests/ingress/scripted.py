@@ -11,18 +11,20 @@ from actors.messages import (
     Event,
     Finished,
     FlushCache,
+    ForkSession,
     GetSession,
     OpenSession,
     Outcome,
     Reason,
     SessionClosed,
     SessionMode,
+    SessionRolledBack,
     Stage,
     Submit,
     Tokens,
 )
 from actors.ports import Ask, Member, NoWorker, Placement, WorkerGone
-from actors.records import SessionExists, SessionRecord, SessionUnknown
+from actors.records import SessionExists, SessionRecord, SessionUnknown, TurnUnknown
 
 Script = Callable[[Submit], list[Event]]
 
@@ -110,7 +112,7 @@ class ScriptedWorker:
         if isinstance(message, Abort):
             self.aborts.append(message)
             return AbortReport(unknown=message.rids)
-        if isinstance(message, (GetSession, OpenSession)):
+        if isinstance(message, (GetSession, OpenSession, ForkSession)):
             return None
         return 0 if isinstance(message, FlushCache) else SessionClosed(known=True)
 
@@ -140,6 +142,7 @@ class ScriptedPool:
         self.sessions: dict[str, SessionRecord] = {}
         self.places = 0
         self.ready = True
+        self.rollback = SessionRolledBack(reason=Reason.PARENT_UNKNOWN, message="the session has no such turn")
         self._generation = 0
 
     async def members(self) -> list[Member]:
@@ -194,6 +197,17 @@ class ScriptedPool:
         await self.get_session(tenant, session_id)
         del self.sessions[session_id]
         return SessionClosed(known=True)
+
+    async def fork_session(self, tenant: str, session_id: str, *, source_id: str, turn: str | None) -> Placement:
+        """Nothing here ever commits a turn."""
+        await self.get_session(tenant, source_id)
+        if session_id in self.sessions:
+            raise SessionExists(session_id)
+        raise TurnUnknown(turn or "")
+
+    async def rollback_session(self, tenant: str, session_id: str, *, turn: str) -> SessionRolledBack:
+        await self.get_session(tenant, session_id)
+        return self.rollback
 
     async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
         return [self.sessions[name] for name in sorted(self.sessions) if name > after][:limit]

@@ -1,0 +1,67 @@
+"""Seats for sessions on workers: where a new one goes, with those counted that are on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from actors.ports import NoWorker, SessionLimit
+from cluster.fleet import Fleet
+from cluster.placement import Directory, choose
+
+UNLIMITED = 2**62
+
+
+class Seats:
+    """`wait_s`: how long a session waits here for a worker to be ready."""
+
+    def __init__(self, fleet: Fleet, directory: Directory, wait_s: float) -> None:
+        self._fleet = fleet
+        self._directory = directory
+        self._wait_s = wait_s
+        self._coming: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def take(self, max_sessions: int, prefer: str | None = None) -> AsyncIterator[str]:
+        """A seat on `prefer` if that has room, else on the worker with most headroom; counted as taken until the
+        directory has it. `max_sessions` of each worker; 0 for no limit.
+
+        Waits for a worker to be ready. Raises NoWorker, SessionLimit.
+        """
+        if prefer is not None and self._has_room(prefer, max_sessions or UNLIMITED):
+            worker_id = prefer
+        else:
+            worker_id = await self._choose(max_sessions)
+        self._coming[worker_id] += 1
+        try:
+            yield worker_id
+        finally:
+            self._coming[worker_id] -= 1
+            self._coming += Counter()  # Drops workers at zero.
+
+    def _has_room(self, worker_id: str, max_sessions: int) -> bool:
+        ready = {worker.worker_id for worker in self._fleet.members.ready()}
+        return worker_id in ready and self._count(worker_id) < max_sessions
+
+    async def _choose(self, max_sessions: int) -> str:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._wait_s
+        while True:
+            ready = self._fleet.members.ready()
+            chosen = choose(ready, self._count, max_sessions or UNLIMITED)
+            if chosen is not None:
+                return chosen
+            if ready:
+                raise SessionLimit(f"Every worker has {max_sessions} sessions, which is the limit of each.")
+            left = give_up_at - loop.time()
+            if left <= 0 or not await self._fleet.change(left):
+                raise NoWorker(self._why_none())
+
+    def _count(self, worker_id: str) -> int:
+        return self._directory.count(worker_id) + self._coming[worker_id]
+
+    def _why_none(self) -> str:
+        failure = self._fleet.last_failure
+        return f"no worker is ready; the last one failed to start: {failure}" if failure else "no worker is ready"
