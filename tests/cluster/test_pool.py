@@ -209,7 +209,7 @@ def test_an_open_id_is_refused_and_an_unknown_one_too(tmp_path: Path) -> None:
 
 
 def test_of_many_opens_at_once_one_wins(tmp_path: Path) -> None:
-    """S5: two first turns at the same instant."""
+    """S5: session case B04: two first turns at the same instant."""
 
     async def test(w: World) -> None:
         results = await asyncio.gather(*(w.open("s") for _ in range(10)), return_exceptions=True)

@@ -91,6 +91,7 @@ def test_a_created_session_is_found_as_it_was_made(store: SessionStore) -> None:
 
 
 def test_an_open_id_cannot_be_opened_again(store: SessionStore) -> None:
+    """S5: session case B02: and what is open stays as it was."""
     made = create(store)
     with pytest.raises(SessionExists):
         create(store, owner="w2")
@@ -225,7 +226,7 @@ def test_acquire_with_an_old_epoch_tells_who_was_faster(store: SessionStore) -> 
 
 
 def test_of_many_creates_at_once_exactly_one_wins(store: SessionStore) -> None:
-    """S5: two first turns at the same instant."""
+    """S5: session case B04: two first turns at the same instant."""
     results = all_at_once(8, lambda number: create(store, owner=f"w{number}"))
     made = [result for result in results if isinstance(result, SessionRecord)]
     assert len(made) == 1

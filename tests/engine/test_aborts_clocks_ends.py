@@ -29,7 +29,7 @@ def at_rest(engine: Engine) -> bool:
 
 
 def test_abort_swept_over_the_life_of_a_request(depth: int) -> None:
-    """A3, A6, E1: case N05: at every point it ends at once, stages never go backwards, and pages are as before."""
+    """A3, A6, E1: field case N05, session case A01: it ends at once, stages never go back, pages are as before."""
     order = [Stage.WAITING, Stage.PREFILL, Stage.DECODE]
     driver = Driver(depth=depth, prefix_cache=False)
     free, last = driver.engine.snapshot().pages.free, 0
@@ -58,7 +58,7 @@ def test_abort_is_exact_unless_a_prefix_is_asked_for(depth: int) -> None:
 
 
 def test_abort_is_idempotent_and_tells_what_it_hit(depth: int) -> None:
-    """A4: case N08."""
+    """A4: field case N08, session case A05."""
     driver = Driver(depth=depth)
     first, second = driver.submit("r1", A, 30), driver.submit("r2", B, 30)
     for _ in range(4):
@@ -99,7 +99,7 @@ def test_tombstone_expires() -> None:
 
 
 def test_abort_by_session_without_a_victim_is_not_remembered(depth: int) -> None:
-    """A4: case N30."""
+    """A4: field case N30."""
     driver = Driver(depth=depth)
     driver.open()
     assert driver.abort(session_id="s").hit == ()
@@ -109,7 +109,7 @@ def test_abort_by_session_without_a_victim_is_not_remembered(depth: int) -> None
 
 
 def test_rid_can_be_used_again_at_once_after_its_abort(depth: int) -> None:
-    """T2, E1: case N09: a step in flight still names the first attempt; nothing of it reaches the second."""
+    """T2, E1: field case N09: a step in flight still names the first attempt; nothing of it reaches the second."""
     driver = Driver(depth=depth)
     for attempt in range(20):
         first = driver.submit(f"a{attempt}", A, 50, rid="x")
@@ -123,7 +123,7 @@ def test_rid_can_be_used_again_at_once_after_its_abort(depth: int) -> None:
 
 
 def test_duplicate_rid_is_refused_while_the_first_lives(depth: int) -> None:
-    """T2: case N12."""
+    """T2: field case N12, session case A19."""
     driver = Driver(depth=depth)
     first = driver.submit("a", A, 20, rid="dup")
     driver.step()
@@ -135,7 +135,7 @@ def test_duplicate_rid_is_refused_while_the_first_lives(depth: int) -> None:
 
 
 def test_parent_and_children_end_together_and_a_child_alone(depth: int) -> None:
-    """A2: cases A17, A18."""
+    """A2: session cases A17, A18."""
     driver = Driver(depth=depth)
     parent = driver.submit("x", A, 30)
     children = [driver.submit(f"x_{n}", A, 30, parent_key="x") for n in range(11)]
@@ -147,7 +147,7 @@ def test_parent_and_children_end_together_and_a_child_alone(depth: int) -> None:
 
 
 def test_dead_ingress_takes_its_requests_with_it(depth: int) -> None:
-    """A1: case N47; the session takes its next turn at once (A7)."""
+    """A1: field case N47; the session takes its next turn at once (A7)."""
     driver = Driver(depth=depth)
     driver.open()
     turn = driver.turn("r1", A, 50, ingress="dead")
@@ -176,7 +176,7 @@ def test_shutdown_ends_everything_and_refuses_more(depth: int) -> None:
 
 
 def test_waiting_request_expires_without_a_forward_pass(depth: int) -> None:
-    """C1, C4: case N35."""
+    """C1, C4: field case N35, session case T01."""
     driver = Driver(depth=depth, max_running=1, waiting_timeout_s=1.0)
     running = driver.submit("run", A, 300)
     told = [driver.submit(f"w{n}", A) for n in range(5)]
@@ -193,7 +193,7 @@ def test_waiting_request_expires_without_a_forward_pass(depth: int) -> None:
 
 
 def test_each_wave_runs_on_its_own_clock(depth: int) -> None:
-    """C1, C4: case T03: an expired running request ends within one step, with what it has."""
+    """C1, C4: session cases T02, T03: an expired running request ends within one step, with what it has."""
     driver = Driver(depth=depth)
     first = driver.submit("a", A, 400, running_timeout_s=1.0)
     while driver.now < 0.5:
@@ -221,7 +221,7 @@ def test_waiting_clock_is_not_restarted_by_preemption_and_running_goes_on(depth:
 
 @pytest.mark.parametrize("steps", [0, 2, 12])
 def test_deadline_counts_in_every_stage(depth: int, steps: int) -> None:
-    """C1: case N36: W18."""
+    """C1: W18: field case N36, session case T12."""
     driver = Driver(depth=depth, max_running=1)
     if steps == 0:
         driver.submit("run", A, 300)
@@ -235,7 +235,7 @@ def test_deadline_counts_in_every_stage(depth: int, steps: int) -> None:
 
 
 def test_off_means_off(depth: int) -> None:
-    """C2: nothing times out unless asked to."""
+    """C2: session case T04: nothing times out unless asked to."""
     driver = Driver(depth=depth, max_running=1)
     driver.open()
     told = driver.turn("a", A, 300)
@@ -256,7 +256,7 @@ def test_server_maximum_bounds_what_a_request_may_ask(depth: int) -> None:
 
 
 def test_first_reason_wins(depth: int) -> None:
-    """E1: case T14."""
+    """E1: session case T14."""
     driver = Driver(depth=depth)
     told = driver.submit("a", A, 300, deadline_s=1.0)
     driver.step()
@@ -269,7 +269,7 @@ def test_first_reason_wins(depth: int) -> None:
 
 
 def test_turn_longer_than_the_idle_timeout_keeps_its_session(depth: int) -> None:
-    """S8: W8: the idle clock starts when the turn ends, and a refused turn does not touch it."""
+    """S8: W8: session case B16: the idle clock starts when the turn ends, and a refused turn does not touch it."""
     driver = Driver(depth=depth)
     driver.open(idle_timeout_s=1.0)
     driver.turn("r1", A, 200)
@@ -287,7 +287,7 @@ def test_turn_longer_than_the_idle_timeout_keeps_its_session(depth: int) -> None
 
 
 def test_unused_session_expires(depth: int) -> None:
-    """S8, B12."""
+    """S8: session case B12."""
     driver = Driver(depth=depth)
     driver.open(idle_timeout_s=2.0)
     driver.tick(2.1)
@@ -295,7 +295,7 @@ def test_unused_session_expires(depth: int) -> None:
 
 
 def test_graceful_close_lets_the_turn_end_and_refuses_new_ones(depth: int) -> None:
-    """S9: cases B08–B10: the answer comes after the memory is free, and says what was freed."""
+    """S9: session cases B08, B09: the answer comes after the memory is free, and says what was freed."""
     driver = Driver(depth=depth)
     driver.open()
     turn = driver.turn("r1", A, 20)
@@ -311,7 +311,7 @@ def test_graceful_close_lets_the_turn_end_and_refuses_new_ones(depth: int) -> No
 
 
 def test_aborting_close_ends_the_turn(depth: int) -> None:
-    """S9: cases B11, N11: a late step of the old session never reaches the new one."""
+    """S9: session cases B07, B11, field case N11: a late step of the old session never reaches the new one."""
     driver = Driver(depth=depth)
     driver.open()
     turn = driver.turn("r1", A, 50)
@@ -329,7 +329,7 @@ def test_aborting_close_ends_the_turn(depth: int) -> None:
 
 
 def test_close_of_an_unknown_session_says_so(depth: int) -> None:
-    """S9."""
+    """S9: session case B06."""
     assert not Driver(depth=depth).close("nobody").known
 
 
@@ -356,7 +356,7 @@ def scripted(script: bytes, **settings: object) -> Driver:
 def test_order_of_stops(
     script: bytes, sampling: SamplingParams, outcome: Outcome, matched: str | None, num: int, depth: int
 ) -> None:
-    """E7, M01, M02, M03, I2: stop string, then stop token and EOS, then length; EOS exactly at max_tokens is stop."""
+    """E7, I2: session cases M01, M02, M03: stop string, then stop token and EOS, then length."""
     driver = scripted(script, depth=depth)
     told = driver.submit("a", [1, 2, 3], sampling=sampling)
     driver.run()
@@ -365,7 +365,7 @@ def test_order_of_stops(
 
 
 def test_verdict_recorded_before_the_step_result_wins(depth: int) -> None:
-    """E7: case A11: the step in flight would have stopped it; the abort came first."""
+    """E7: session case A11: the step in flight would have stopped it; the abort came first."""
     driver = scripted(b"", depth=depth)
     told = driver.submit("a", [1, 2, 3])
     driver.launch()
@@ -375,7 +375,7 @@ def test_verdict_recorded_before_the_step_result_wins(depth: int) -> None:
 
 
 def test_history_holds_the_raw_stop_tokens_once(depth: int) -> None:
-    """S4, S22, S24: what runs past the stop in an overlapped step is not history."""
+    """S4: session cases S22, S24: what runs past the stop in an overlapped step is not history."""
     driver = scripted(b"abcdef", depth=depth)
     driver.open()
     driver.turn("r1", [1, 2, 3], sampling=SamplingParams(max_tokens=9, stop=("cd",)))
@@ -387,7 +387,7 @@ def test_history_holds_the_raw_stop_tokens_once(depth: int) -> None:
 
 
 def test_row_that_fails_ends_alone(depth: int) -> None:
-    """E1, I1: case N52: the others go on, and its session takes the next turn from the last commit."""
+    """E1, I1: field case N52: the others go on, and its session takes the next turn from the last commit."""
     runner = ScriptRunner(
         list(b"abcdef"),
         vocab_bytes=LETTERS,
@@ -429,7 +429,7 @@ def test_step_that_breaks_ends_what_it_named_and_nothing_else(depth: int) -> Non
     ],
 )
 def test_ids_out_of_range_are_refused_naming_the_field(fields: dict[str, object], param: str) -> None:
-    """I1: case N61."""
+    """I1: field case N61."""
     driver = Driver()
     neighbour = driver.submit("n", A)
     told = driver.submit("a", **fields)
@@ -439,7 +439,7 @@ def test_ids_out_of_range_are_refused_naming_the_field(fields: dict[str, object]
 
 
 def test_full_queue_refuses_with_the_limit(depth: int) -> None:
-    """E2: case T16."""
+    """E2: session case T16."""
     driver = Driver(depth=depth, max_running=1, max_waiting=2)
     told = [driver.submit(f"r{n}", A) for n in range(3)]
     assert told[2].end.reason is Reason.QUEUE_FULL
@@ -473,8 +473,8 @@ def test_commits_out_of_order_are_a_bug() -> None:
 
 
 def test_short_prompt_is_not_stuck_behind_a_long_one(depth: int) -> None:
-    """P7: cases N02, N38: its first token comes at most two chunk-steps after it was sent; decodes never pause for
-    longer than that."""
+    """P7: field cases N02, N38: its first token comes at most two chunk-steps after it was sent; decodes never pause
+    for longer than that."""
     driver = Driver(depth=depth, max_step_tokens=32, kv_tokens=8192, max_context=4096)
     decoding = driver.submit("d", A, 100)
     for _ in range(4):

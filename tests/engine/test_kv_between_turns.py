@@ -21,7 +21,7 @@ def prompt_of(seed: int, length: int) -> list[int]:
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 def test_cold_equals_warm(depth: int, page_size: int) -> None:
-    """K3: case N21: cached_tokens is the largest shared whole-page prefix, and never the whole prompt."""
+    """K3: field case N21: cached_tokens is the largest shared whole-page prefix, and never the whole prompt."""
     driver = Driver(depth=depth, page_size=page_size)
     prompt = prompt_of(1, 200)
     for attempt in range(3):
@@ -90,7 +90,7 @@ def test_preempted_requests_resume_with_the_same_tokens(depth: int) -> None:
 
 
 def test_preemption_is_not_an_ending(depth: int) -> None:
-    """K4: W6: it touches neither history nor lease; aborted afterwards, nothing of the turn is left."""
+    """K4: W6: session case S19: it touches neither history nor lease; aborted afterwards, nothing is left of it."""
     driver = Driver(depth=depth, page_size=4, kv_tokens=128, max_running=4)
     driver.open()
     first = driver.turn("r1", prompt_of(1, 12))
@@ -118,7 +118,7 @@ def test_preemption_is_not_an_ending(depth: int) -> None:
 
 
 def test_idle_sessions_never_starve_other_requests(depth: int) -> None:
-    """S10, K4: W3: more idle sessions than the pool holds; a plain request as large as the pool still runs."""
+    """S10, K4: session case B18: more idle sessions than the pool holds; a request as large as the pool runs."""
     driver = Driver(depth=depth, page_size=4, kv_tokens=256)
     for n in range(30):
         driver.open(f"s{n}")
@@ -135,7 +135,7 @@ def test_idle_sessions_never_starve_other_requests(depth: int) -> None:
 
 
 def test_sixty_four_conversations_where_twelve_fit(depth: int) -> None:
-    """K4, K6, S1: case N22: random order, 16 at a time, one turn in ten aborted."""
+    """K4, K6, S1: field case N22: random order, 16 at a time, one turn in ten aborted."""
     rng = random.Random(7)
     driver = Driver(depth=depth, page_size=4, kv_tokens=640, max_running=16, max_step_tokens=64)
     contexts: dict[str, list[int]] = {}
@@ -175,7 +175,7 @@ def test_request_that_can_never_fit_is_refused_on_arrival_with_the_numbers() -> 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [(3, 1), (16, 1), (64, 1), (1, 200), (15, 1)])
 def test_smallest_requests_leave_no_page(prompt: int, max_tokens: int, depth: int) -> None:
-    """K6: case N16: after flush everything is free."""
+    """K6: field case N16: after flush everything is free."""
     driver = Driver(depth=depth, page_size=16, max_step_tokens=4)
     told = driver.submit("a", prompt_of(1, prompt), max_tokens=max_tokens)
     driver.run()

@@ -66,7 +66,7 @@ def test_abort_gives_back_exactly_what_the_turn_added(driver: Driver) -> None:
 
 
 def test_first_turn_aborted_leaves_an_empty_session(driver: Driver) -> None:
-    """S2: case S10."""
+    """S2: session case S10."""
     driver.open()
     driver.turn("r1", A, max_tokens=100)
     for _ in range(5):
@@ -79,7 +79,7 @@ def test_first_turn_aborted_leaves_an_empty_session(driver: Driver) -> None:
 
 
 def test_second_turn_is_refused_at_once_while_one_runs(driver: Driver) -> None:
-    """S5, S6, S7: case S06 and W5: a refused turn changes nothing, also not whose lease it is."""
+    """S5, S6, S7: W5: session case S06: a refused turn changes nothing, also not whose lease it is."""
     driver.open()
     first = driver.turn("r1", A, max_tokens=20)
     driver.step()
@@ -101,7 +101,7 @@ def test_two_first_turns_at_once_exactly_one_runs(driver: Driver) -> None:
 
 
 def test_queued_turns_run_in_order_of_arrival(driver: Driver) -> None:
-    """S6: case N31; a queued turn restores what the one before it committed."""
+    """S6: W16: field case N31: a queued turn restores what the one before it committed."""
     driver.open()
     told = [driver.turn(f"r{n}", [n] * 5, on_busy=OnBusy.QUEUE) for n in range(1, 5)]
     driver.abort(rids=("r3",))
@@ -125,7 +125,7 @@ def test_too_many_queued_turns_are_refused() -> None:
 
 
 def test_superseding_turn_cancels_the_running_one_and_runs_from_the_last_commit(driver: Driver) -> None:
-    """S6: case N30."""
+    """S6: field case N30."""
     driver.open()
     first = driver.turn("r1", A)
     driver.run()
@@ -140,7 +140,7 @@ def test_superseding_turn_cancels_the_running_one_and_runs_from_the_last_commit(
 
 @pytest.mark.parametrize("wrong", [{"replace": True}, {"drop_previous_output": True}, {"offset": 3}])
 def test_streaming_refuses_what_only_trees_can(driver: Driver, wrong: dict[str, object]) -> None:
-    """S3: case S04: refused, and the session is unharmed."""
+    """S3: session case S04: refused, and the session is unharmed."""
     driver.open()
     first = driver.turn("r1", A)
     driver.run()
@@ -167,7 +167,7 @@ def test_turn_is_told_as_done_only_after_the_store_has_it(driver: Driver) -> Non
 
 
 def test_turn_that_the_store_may_not_have_is_an_error_and_history_is_read_again(driver: Driver) -> None:
-    """T1, T6: case N49."""
+    """T1, T6: field case N49."""
     driver.open()
     driver.store_error = "disk full"
     first = driver.turn("r1", A)
@@ -191,7 +191,7 @@ def test_commit_under_a_stale_epoch_is_refused_and_the_session_given_up(driver: 
 
 
 def test_session_is_restored_from_the_store_by_a_new_owner(driver: Driver) -> None:
-    """T4, S1: KV is a cache; losing it costs a prefill."""
+    """T4, S1: session case S27: KV is a cache; losing it costs a prefill."""
     driver.open()
     first = driver.turn("r1", A)
     driver.run()
@@ -204,7 +204,7 @@ def test_session_is_restored_from_the_store_by_a_new_owner(driver: Driver) -> No
 
 
 def test_repeated_rid_is_answered_from_the_stored_turn(driver: Driver) -> None:
-    """T2: same body: the stored result without a forward pass; another body: refused."""
+    """T2: field case N27: same body: the stored result without a forward pass; another body: refused."""
     driver.open()
     first = driver.turn("k1", A, rid="r1", digest=b"x")
     driver.run()
@@ -236,7 +236,7 @@ def test_missing_end_of_turn_is_put_before_the_next_message(driver: Driver) -> N
 
 
 def test_prompt_too_long_only_after_restoring_is_refused_with_the_numbers() -> None:
-    """S10, K5: case N34."""
+    """S10, K5: field case N34."""
     driver = Driver(max_context=64)
     driver.open()
     driver.turn("r1", list(range(40)), max_tokens=8)

@@ -25,7 +25,7 @@ def finished(driver: Driver, key: str, prompt: list[int], **fields: object) -> T
 
 
 def test_children_of_one_turn_are_branches_without_cross_talk(driver: Driver) -> None:
-    """S3: cases N01, N02: continuing each branch in turn equals the plain concatenation."""
+    """S3: session cases N01, N02: continuing each branch in turn equals the plain concatenation."""
     root = finished(driver, "root", A)
     contexts = dict.fromkeys(("x", "y"), A + root.ids)
     parents = {"x": "root", "y": "root"}
@@ -41,7 +41,7 @@ def test_children_of_one_turn_are_branches_without_cross_talk(driver: Driver) ->
 
 
 def test_no_parent_is_a_new_root(driver: Driver) -> None:
-    """S3: case N03."""
+    """S3: session case N03."""
     finished(driver, "r1", A)
     told = finished(driver, "r2", B, parent=None)
     assert told.end.prompt_tokens == len(B)
@@ -49,7 +49,7 @@ def test_no_parent_is_a_new_root(driver: Driver) -> None:
 
 
 def test_replace_drops_the_descendants(driver: Driver) -> None:
-    """S3: case N04."""
+    """S3: session case N04."""
     first = finished(driver, "r1", A)
     finished(driver, "r2", B, parent="r1")
     finished(driver, "r3", B, parent="r2")
@@ -81,7 +81,7 @@ def test_replaced_turn_that_never_commits_drops_nothing(driver: Driver) -> None:
 
 
 def test_replace_of_a_running_turn_goes_on_from_what_it_had(driver: Driver) -> None:
-    """S3, S2: case N05: it is aborted, and the new turn's input takes over its input and output so far."""
+    """S3, S2: session case N05: it is aborted, and the new turn's input takes over its input and output so far."""
     first = finished(driver, "r1", A)
     running = driver.turn("r2", B, max_tokens=100, parent="r1")
     for _ in range(6):
@@ -97,7 +97,7 @@ def test_replace_of_a_running_turn_goes_on_from_what_it_had(driver: Driver) -> N
 
 
 def test_parent_that_runs_is_refused_without_replace(driver: Driver) -> None:
-    """S3: case N06: and the running turn is unaffected."""
+    """S3: session case N06: and the running turn is unaffected."""
     running = driver.turn("r1", A, max_tokens=20)
     driver.step()
     assert driver.turn("r2", B, parent="r1").end.reason is Reason.PARENT_UNFINISHED
@@ -115,7 +115,7 @@ def test_parent_that_runs_can_be_waited_for(driver: Driver) -> None:
 
 
 def test_unknown_parent_is_refused_and_the_session_unharmed(driver: Driver) -> None:
-    """S3, S7: case N07."""
+    """S3, S7: session case N07."""
     finished(driver, "r1", A)
     assert finished(driver, "r2", B, parent="nobody").end.reason is Reason.PARENT_UNKNOWN
     assert finished(driver, "r3", B, parent="r1").end.turn == 2
@@ -126,7 +126,7 @@ def test_unknown_parent_is_refused_and_the_session_unharmed(driver: Driver) -> N
     [(None, 18), (0, 18), (-1, 17), (10, 10), (1000, 18), (-1000, 0), (5, 5)],
 )
 def test_offset_is_a_python_slice_of_the_restored_context(driver: Driver, offset: int | None, kept: int) -> None:
-    """S3: cases N09–N11."""
+    """S3: session cases N09–N11."""
     first = finished(driver, "r1", A)
     base = (A + first.ids)[:kept]
     told = finished(driver, "r2", B, parent="r1", offset=offset)
@@ -137,7 +137,7 @@ def test_offset_is_a_python_slice_of_the_restored_context(driver: Driver, offset
 
 
 def test_drop_previous_output(driver: Driver) -> None:
-    """S3: cases N12, N13."""
+    """S3: session cases N12, N13."""
     finished(driver, "r1", A)
     told = finished(driver, "r2", B, parent="r1", drop_previous_output=True)
     assert told.ids == expected(A + B, 8)
@@ -146,7 +146,7 @@ def test_drop_previous_output(driver: Driver) -> None:
 
 
 def test_leading_bos_of_an_appended_input_is_removed() -> None:
-    """S4: case N14."""
+    """S4: session case N14."""
     driver = Driver(bos_id=5)
     driver.open(mode=SessionMode.TREE)
     root = finished(driver, "r1", [5, *A])
@@ -156,7 +156,7 @@ def test_leading_bos_of_an_appended_input_is_removed() -> None:
 
 
 def test_empty_input_goes_on_with_the_restored_prompt(driver: Driver) -> None:
-    """S4: cases N15, N16."""
+    """S4: session cases N15, N16."""
     first = finished(driver, "r1", A)
     told = finished(driver, "r2", [], parent="r1")
     assert told.end.prompt_tokens == len(A) + 8

@@ -15,7 +15,7 @@ from tests.ingress.scripted import aborted, says, stopped, tokens
 
 
 def test_chunks_have_the_shape_that_strict_readers_want() -> None:
-    """N53, E3: role first, finish_reason null but in the last, one id, [DONE] once and last."""
+    """E3: field case N53: role first, finish_reason null but in the last, one id, [DONE] once and last."""
 
     async def check() -> None:
         async with edge(says("hi there")) as at:
@@ -37,7 +37,7 @@ def test_chunks_have_the_shape_that_strict_readers_want() -> None:
 
 @pytest.mark.parametrize("included", [True, False, None])
 def test_usage_comes_once_after_the_finish_chunk_when_asked_for(included: bool | None) -> None:
-    """N54, E5: also after an abort, with the tokens delivered and the cached ones."""
+    """E5: field case N54: also after an abort, with the tokens delivered and the cached ones."""
 
     def script(submit: Submit) -> list[Event]:
         end = aborted(submit, Reason.CLIENT_ABORT, Stage.DECODE, prompt_tokens=9, completion_tokens=4, cached_tokens=5)
@@ -101,7 +101,7 @@ def test_an_end_is_not_held_back_by_gathering() -> None:
 
 
 def test_an_error_before_the_first_token_is_a_real_status() -> None:
-    """E3, N59."""
+    """E3: W22: field case N59, session case M05."""
 
     async def check() -> None:
         async with edge(lambda submit: [aborted(submit, Reason.QUEUE_FULL)]) as at:
@@ -115,7 +115,7 @@ def test_an_error_before_the_first_token_is_a_real_status() -> None:
 
 
 def test_an_error_after_the_first_token_is_one_event_then_the_end_marker() -> None:
-    """E3, E4, N59: five tokens, one error event with the one error body and the partial text, [DONE]."""
+    """E3, E4: field case N59, session case T05: five tokens, one error event with the partial text, [DONE]."""
 
     async def check() -> None:
         async with edge() as at:
@@ -174,7 +174,7 @@ def test_a_parked_stream_is_kept_alive_too() -> None:
 
 
 def test_characters_split_over_tokens_come_whole() -> None:
-    """I2, N56: no chunk holds half a character, and the deltas add up."""
+    """I2: field case N56: no chunk holds half a character, and the deltas add up."""
     text = "a🙂日🇫🇷é́🙂🙂"
 
     async def check() -> None:
@@ -196,7 +196,7 @@ def test_characters_split_over_tokens_come_whole() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_stop_string_over_several_tokens_is_never_shown(stream: bool) -> None:
-    """I2, N55: text before it is complete, nothing of it is sent; streamed = unary."""
+    """I2: field case N55: text before it is complete, nothing of it is sent; streamed = unary."""
 
     def script(submit: Submit) -> list[Event]:
         pieces, index, events = ["alpha", " be", "ta", " gam", "ma"], 0, []
@@ -216,7 +216,7 @@ def test_a_stop_string_over_several_tokens_is_never_shown(stream: bool) -> None:
 
 
 def test_zero_tokens_are_an_answer() -> None:
-    """N62: max_tokens 0 is 200, `length`, no token; never a silent empty 200."""
+    """I1: field case N62: max_tokens 0 is 200, `length`, no token; never a silent empty 200."""
 
     async def check() -> None:
         async with edge(lambda submit: [replace(stopped(submit, 0), outcome=Outcome.LENGTH)]) as at:

@@ -54,7 +54,7 @@ def test_the_map_covers_every_reason_and_says_what_the_contract_says() -> None:
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_refusal_is_told_with_its_status_and_the_one_body(reason: Reason, stream: bool) -> None:
-    """E3, E4: for each reason that a worker may answer with, streamed or not."""
+    """E3, E4: W20: session case M06: for each reason that a worker may answer with, streamed or not."""
 
     async def check() -> None:
         async with edge(lambda submit: [aborted(submit, reason, message="because", param="p")]) as at:
@@ -92,7 +92,7 @@ def test_what_took_too_long_is_not_to_be_tried_again(reason: str) -> None:
 
 
 def test_a_unary_abort_has_its_partial_text_and_usage() -> None:
-    """E3, E5, N54."""
+    """E3, E5: W21: field case N54."""
 
     async def check() -> None:
         def script(submit: Submit) -> list[Event]:

@@ -138,7 +138,7 @@ def test_errors_are_the_clients_own_kinds(server: Server) -> None:
 
 
 def test_closing_a_stream_gives_the_pages_back(server: Server) -> None:
-    """A6: over a real socket, streamed and unary."""
+    """A6: field case N01: over a real socket, streamed and unary."""
     client = server.client(max_retries=0)
     stream = client.chat.completions.create(
         model="toy", messages=messages("long"), max_tokens=8000, temperature=0, stream=True

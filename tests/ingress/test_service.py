@@ -19,7 +19,7 @@ IDS = ["日本語-🙂", "a b", "../../x", "%2e%2e%2f", "{rid}", "%s%n", "'; DRO
 
 
 def test_session_ids_are_text_in_every_route() -> None:
-    """S13, N33: opened, got, listed byte for byte, closed, and gone."""
+    """S13: field case N33: opened, got, listed byte for byte, closed, and gone."""
 
     async def check() -> None:
         async with edge(says("x")) as at:
@@ -41,7 +41,7 @@ def test_session_ids_are_text_in_every_route() -> None:
 
 @pytest.mark.parametrize("session_id", ["", "x" * 257, "a\nb", "a\x00b", "x" * 2**20, 5])
 def test_unfit_session_ids_are_refused_by_name(session_id: object) -> None:
-    """S13, N33."""
+    """S13: field case N33."""
 
     async def check() -> None:
         async with edge() as at:
@@ -230,7 +230,7 @@ def test_health_needs_a_ready_worker_and_outlives_a_silent_pool_for_a_while(monk
 
 
 def test_the_counters_add_up_to_the_requests_received() -> None:
-    """E6, N54: every request once, whatever became of it; tokens as in the usages; no ids among the labels."""
+    """E6: field cases N54, N71: every request once; tokens as in the usages; no ids among the labels."""
 
     async def check() -> None:
         async with edge(says("four")) as at:

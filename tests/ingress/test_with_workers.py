@@ -128,7 +128,7 @@ def test_leaving_gives_the_pages_back_and_the_session_goes_on(tmp_path: Path, st
 
 
 def test_leaving_from_the_queue_costs_no_step(tmp_path: Path) -> None:
-    """A1, C4, N03: ten unary and ten streams wait behind one that runs; all leave."""
+    """A1, C4: field case N03: ten unary and ten streams wait behind one that runs; all leave."""
 
     async def check() -> None:
         engine = EngineConfig(max_running=1, check_invariants=True)
@@ -151,7 +151,7 @@ def test_leaving_from_the_queue_costs_no_step(tmp_path: Path) -> None:
 
 
 def test_an_abort_by_name_hits_that_name_only(tmp_path: Path) -> None:
-    """A2, A4, N54: 200 with the partial text and usage; `job-10` runs on."""
+    """A2, A4: field case N54, session case M04: 200 with the partial text and usage; `job-10` runs on."""
 
     async def check() -> None:
         async with cluster(tmp_path, step_s=0.002, workers=2) as at:
@@ -238,7 +238,7 @@ def test_closing_frees_everything(tmp_path: Path) -> None:
     "fields", [{"max_tokens": 10**12}, {"content": "x" * 8192}, {"content": "x" * 8100, "max_tokens": 500}]
 )
 def test_what_cannot_fit_is_refused_with_its_numbers(tmp_path: Path, fields: dict[str, Any]) -> None:
-    """K5, N62: streamed too, as a real status."""
+    """K5: field case N62: streamed too, as a real status."""
 
     async def check() -> None:
         async with cluster(tmp_path) as at:
@@ -274,7 +274,7 @@ def test_a_full_queue_is_429(tmp_path: Path) -> None:
 
 
 def test_timeouts_are_errors_with_what_was_made(tmp_path: Path) -> None:
-    """C1, E3, N59: waiting before the first token, running after some."""
+    """C1, E3: W21: field case N59, session case T05: waiting before the first token, running after some."""
 
     async def check() -> None:
         engine = EngineConfig(max_running=1, check_invariants=True)
@@ -293,7 +293,7 @@ def test_timeouts_are_errors_with_what_was_made(tmp_path: Path) -> None:
 
 
 def test_stop_strings_and_split_characters_over_the_engine(tmp_path: Path) -> None:
-    """I2, N55, N56."""
+    """I2: field cases N55, N56."""
     script = "né 🙂 alpha beta gamma delta".encode()
 
     def runner() -> ScriptRunner:
