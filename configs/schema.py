@@ -34,6 +34,7 @@ class EngineConfig:
     `max_running`, `max_waiting`: requests in the batch and in the queue; `max_queued_turns`: turns waiting per session.
     `depth`: steps in flight beyond the one being decided. 1 hides planning behind a GPU's work; on a CPU it hides
     nothing and makes an abort wait for one step more.
+    `grammar_timeout_s`: how long a grammar may take to be compiled, its turn in the pool included.
     `check_invariants`: verify the conservation law after every step (tests), not only on demand.
     """
 
@@ -48,6 +49,7 @@ class EngineConfig:
     share_prefix_across_tenants: bool = False
     check_invariants: bool = False
     tombstone_s: float = 30.0
+    grammar_timeout_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actors.engine.plan import StepPlan, StepResult
+from actors.runner.grammar.matchers import Matchers
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,7 @@ class RunnerInfo:
     `num_pages` counts the reserved pages too; `max_context` is the longest context in tokens, output included.
     `eos_ids`: tokens that end a reply. `token_bytes(i)` is `vocab_bytes[i]`: the bytes token i stands for, empty for
     control tokens; an empty tuple means that the runner knows no text (stop strings are then refused).
+    `no_grammars`: why outputs cannot be held to a grammar; empty if they can.
     """
 
     name: str
@@ -25,6 +27,7 @@ class RunnerInfo:
     eos_ids: frozenset[int]
     vocab_bytes: tuple[bytes, ...] = ()
     description: str = ""
+    no_grammars: str = "this runner knows no grammars"
 
 
 class StepHandle(Protocol):
@@ -44,6 +47,10 @@ class ModelRunner(Protocol):
 
     @property
     def info(self) -> RunnerInfo: ...
+
+    @property
+    def matchers(self) -> Matchers | None:
+        """Where the grammars of constrained requests are opened before their first step. None: it knows none."""
 
     def launch(self, plan: StepPlan) -> StepHandle: ...
 

@@ -51,6 +51,10 @@ class ScriptRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
+    @property
+    def matchers(self) -> None:
+        return None
+
     def launch(self, plan: StepPlan) -> ScriptHandle:
         sampled: dict[int, int] = {}
         failed: dict[int, str] = {}

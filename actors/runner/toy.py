@@ -2,7 +2,8 @@
 
 It reads every position of the context back through the page table, so that one wrong, stale, torn or foreign page
 changes the text. That makes it the oracle of the engine's tests: whatever happened on the way, a request's output must
-equal that of the same prompt on a fresh engine. It never stops by itself.
+equal that of the same prompt on a fresh engine. It never stops by itself, but for
+where a grammar lets it: what a grammar allows it chooses from by that same hash.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from actors.engine.plan import NUM_RESERVED_PAGES, PlanItem, StepPlan, StepResult
 from actors.runner.base import RunnerInfo
+from actors.runner.grammar.matchers import DeadEnd, Matchers, matchers_for
 from actors.runner.randomness import splitmix64
 
 TOY_VOCAB_SIZE = 260
@@ -65,6 +67,9 @@ class ToyRunner:
         self._sleep = sleep
         self._busy_until = 0.0
         self._last: dict[int, int] = {}
+        vocab_bytes = tuple(bytes([i]) if i < 256 else b"" for i in range(TOY_VOCAB_SIZE))
+        matchers = matchers_for(vocab_bytes, frozenset({TOY_EOS}))
+        self._matchers = matchers if isinstance(matchers, Matchers) else None
         self._info = RunnerInfo(
             name="toy",
             vocab_size=TOY_VOCAB_SIZE,
@@ -72,33 +77,43 @@ class ToyRunner:
             num_pages=num_pages,
             max_context=max_context,
             eos_ids=frozenset({TOY_EOS}),
-            vocab_bytes=tuple(bytes([i]) if i < 256 else b"" for i in range(TOY_VOCAB_SIZE)),
+            vocab_bytes=vocab_bytes,
             description="toy: next token = hash of the KV read back",
+            no_grammars=matchers if isinstance(matchers, str) else "",
         )
 
     @property
     def info(self) -> RunnerInfo:
         return self._info
 
+    @property
+    def matchers(self) -> Matchers | None:
+        return self._matchers
+
     def launch(self, plan: StepPlan) -> ToyHandle:
         if self.keep_log:
             self.step_log.append(tuple(item.uid for item in plan.items))
         sampled: dict[int, int] = {}
+        dead_ends: dict[int, str] = {}
         for item in plan.items:
             self._write(item)
         for item in plan.items:
             if item.samples:
-                sampled[item.uid] = self.choose(item)
-        self._last = sampled
+                try:
+                    sampled[item.uid] = self.choose(item)
+                except DeadEnd as error:
+                    dead_ends[item.uid] = str(error)
+        # The next step may be launched already and name a request that met its dead end here.
+        self._last = {**dict.fromkeys(dead_ends, 0), **sampled}
         now = self._clock()
         self._busy_until = max(now, self._busy_until) + self._step_s
-        return ToyHandle(StepResult(sampled=sampled), self._busy_until, self._clock, self._sleep)
+        return ToyHandle(StepResult(sampled=sampled, dead_ends=dead_ends), self._busy_until, self._clock, self._sleep)
 
     def close(self) -> None:
         self.kv = np.zeros((0, self._info.page_size), dtype=np.uint64)
 
     def choose(self, item: PlanItem) -> int:
-        """The token after position start + count - 1."""
+        """The token after position start + count - 1. Raises DeadEnd."""
         length = item.start + item.count
         page_size = self._info.page_size
         pages = np.asarray(item.page_table[: -(-length // page_size)], dtype=np.int64)
@@ -107,7 +122,21 @@ class ToyRunner:
         digest = int(np.bitwise_xor.reduce(held * weights * _ODD)) ^ int(held.sum(dtype=np.uint64))
         if item.sampling.temperature > 0:
             digest ^= splitmix64(item.sampling.seed * 1_000_003 + item.output_index)
+        if item.constrained:
+            return self._choose_allowed(item, splitmix64(digest))
         return _FIRST_PRINTABLE + splitmix64(digest) % _NUM_PRINTABLE
+
+    def _choose_allowed(self, item: PlanItem, digest: int) -> int:
+        """Of what the grammar allows, and of the end and printable ASCII among that if there are any."""
+        if self._matchers is None or item.seen is None:
+            raise AssertionError("a constrained request where there are no grammars")
+        known = item.start + item.count - item.pending
+        output = list(item.seen[item.prompt_len : known]) + ([self._last[item.uid]] if item.pending else [])
+        allowed = np.flatnonzero(self._matchers.allowed(item.uid, output)).tolist()
+        plain = range(_FIRST_PRINTABLE, _FIRST_PRINTABLE + _NUM_PRINTABLE)
+        likely = [token for token in allowed if token in plain or token == TOY_EOS]
+        candidates = likely or allowed
+        return int(candidates[digest % len(candidates)])
 
     def _write(self, item: PlanItem) -> None:
         tokens = list(item.tokens)

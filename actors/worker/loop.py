@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from actors.engine.core import Output
-from actors.engine.effects import Effect, ForgetSession, LoadSession, RollBackTurns, StoreTurn
+from actors.engine.effects import Effect
 from actors.engine.engine import Engine
 from actors.engine.invariants import check
 from actors.engine.plan import StepPlan
@@ -130,8 +130,8 @@ class Loop:
         self.stats = self._engine.snapshot()  # Before anybody hears of it: who was answered sees it in the stats.
         events: list[Event] = []
         for output in outputs:
-            if isinstance(output, (StoreTurn, LoadSession, ForgetSession, RollBackTurns)):
-                self._perform(output)
-            else:
+            if isinstance(output, Event):
                 events.append(output)
+            else:
+                self._perform(output)
         self._outbox.publish(events)

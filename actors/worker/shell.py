@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
+from actors.engine.effects import CompileGrammar, Effect, ReleaseGrammar
 from actors.engine.engine import Engine
 from actors.engine.settings import EngineSettings
 from actors.engine.stats import EngineStats
@@ -34,6 +35,7 @@ from actors.messages import (
 from actors.records import SessionStore
 from actors.runner.base import ModelRunner, RunnerInfo
 from actors.wire import decode_frame
+from actors.worker.grammar_effects import GrammarEffects
 from actors.worker.loop import Loop
 from actors.worker.mailbox import Mailbox
 from actors.worker.outbox import Outbox
@@ -58,6 +60,7 @@ def engine_settings(config: RemoraConfig, info: RunnerInfo, bos_id: int | None =
         eos_ids=info.eos_ids,
         bos_id=bos_id,
         vocab_bytes=info.vocab_bytes,
+        no_grammars=info.no_grammars,
         max_step_tokens=config.engine.max_step_tokens,
         max_running=config.engine.max_running,
         max_waiting=config.engine.max_waiting,
@@ -94,9 +97,12 @@ class WorkerShell:
         self._stopped = False
         self._mailbox = Mailbox()
         self._outbox = Outbox(config.cluster.ingress_lease_s, clock)
-        self._effects = StoreEffects(store, self._mailbox.put, wall_clock)
+        self._store_effects = StoreEffects(store, self._mailbox.put, wall_clock)
+        self._grammar_effects = GrammarEffects(
+            runner.matchers, self._mailbox.put, timeout_s=config.engine.grammar_timeout_s, clock=clock
+        )
         settings = engine_settings(config, runner.info, bos_id)
-        self._loop = Loop(Engine(settings), runner, self._mailbox, self._outbox, self._effects.perform, clock)
+        self._loop = Loop(Engine(settings), runner, self._mailbox, self._outbox, self._perform, clock)
         self._loop.check_invariants = config.engine.check_invariants
         self._thread = threading.Thread(target=self._run, name=f"remora-loop-{worker_id}", daemon=True)
         self._samples: deque[tuple[float, int, int]] = deque()
@@ -115,7 +121,8 @@ class WorkerShell:
         self._loop.stop()
         if self._thread.is_alive():
             self._thread.join()
-        self._effects.close()
+        self._grammar_effects.close()
+        self._store_effects.close()
         self._outbox.fail_asks(WorkerStopped(self.worker_id))
         self.runner.close()
 
@@ -187,7 +194,8 @@ class WorkerShell:
             "page_size": stats.page_size,
             "kv_tokens": stats.pages.total * stats.page_size,
             "max_context": info.max_context,
-            "waiting": stats.waiting,
+            "waiting": stats.waiting + stats.compiling,
+            "compiling": stats.compiling,
             "running": stats.running,
             "live": stats.live,
             "sessions": stats.sessions,
@@ -209,6 +217,12 @@ class WorkerShell:
         }
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, (CompileGrammar, ReleaseGrammar)):
+            self._grammar_effects.perform(effect)
+        else:
+            self._store_effects.perform(effect)
 
     @property
     def _acknowledge_all(self) -> int:

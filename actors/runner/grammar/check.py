@@ -15,6 +15,8 @@ import resource
 import signal
 import sys
 
+from llguidance import LLMatcher
+
 from actors.runner.grammar.source import library_source
 
 MAX_MEMORY_BYTES = 2 * 2**30
@@ -42,8 +44,6 @@ def main() -> None:
 
 def check(kind: str, text: str) -> tuple[str, str]:
     """(what is wrong with the grammar, for people, or nothing; its source)."""
-    from llguidance import LLMatcher
-
     try:
         source = library_source(kind, text)
     except (ValueError, RecursionError) as error:

@@ -15,7 +15,8 @@ from kernels.attention import AttnBatch
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """A row that samples. `seen`: ids before it, prompt first, for penalties; a pending one is still to be added."""
+    """A row that samples. `seen`: ids before it, prompt first, for penalties and grammars; a pending one is still to be
+    added. `constrained`: the request has a grammar."""
 
     uid: int
     sampling: SamplingParams
@@ -23,6 +24,13 @@ class SampleRow:
     prompt_len: int
     seen: tuple[int, ...] | None
     pending: bool
+    constrained: bool = False
+
+    def output(self, last: dict[int, int]) -> list[int]:
+        """Output ids before this row, with the pending one from `last`, the step before's. Needs `seen`."""
+        if self.seen is None:
+            raise AssertionError("this row does not know what came before it")
+        return [*self.seen[self.prompt_len :], *([last[self.uid]] if self.pending else [])]
 
 
 @dataclass(slots=True)
@@ -127,4 +135,4 @@ def _sample_row(item: PlanItem) -> SampleRow:
     if item.seen is not None:
         known = item.start + item.count - item.pending
         seen = tuple(item.seen[:known])
-    return SampleRow(item.uid, item.sampling, item.output_index, item.prompt_len, seen, item.pending)
+    return SampleRow(item.uid, item.sampling, item.output_index, item.prompt_len, seen, item.pending, item.constrained)

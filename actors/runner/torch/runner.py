@@ -18,17 +18,17 @@ from actors.model.card import ModelCard
 from actors.model.errors import ModelUnusable
 from actors.model.weights import Weights
 from actors.runner.base import RunnerInfo
+from actors.runner.grammar.matchers import Matchers, matchers_for
+from actors.runner.torch.choose import choose
 from actors.runner.torch.decoder import Decoder
 from actors.runner.torch.inputs import StepInputs, build_inputs
 from actors.runner.torch.memory import available_bytes
-from actors.runner.torch.sampler import NO_TOKEN, sample
 from kernels.attention import AttnConfig, select_backend
 
 logger = logging.getLogger("remora.runner")
 
 CPU_PAGE_SIZE, CUDA_PAGE_SIZE = 16, 64
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_NOT_FINITE = "the model's logits are not finite"
 
 
 @dataclass(slots=True)
@@ -91,15 +91,19 @@ class TorchRunner:
             ),
             attention,
         )
-        ends = card.eos_ids if eos_ids is None else eos_ids
+        ends = frozenset(t for t in (card.eos_ids if eos_ids is None else eos_ids) if 0 <= t < card.vocab_size)
+        vocab_bytes = _padded(vocab_bytes, card.vocab_size)
+        matchers = matchers_for(vocab_bytes, ends)
+        self._matchers = matchers if isinstance(matchers, Matchers) else None
         self._info = RunnerInfo(
             name="torch",
             vocab_size=card.vocab_size,
             page_size=size,
             num_pages=kv_tokens // size + NUM_RESERVED_PAGES,
             max_context=max_context or card.max_context,
-            eos_ids=frozenset(token for token in ends if 0 <= token < card.vocab_size),
-            vocab_bytes=_padded(vocab_bytes, card.vocab_size),
+            eos_ids=ends,
+            vocab_bytes=vocab_bytes,
+            no_grammars=matchers if isinstance(matchers, str) else "",
             description=f"torch {str(self._dtype).removeprefix('torch.')} on {self._device}, "
             f"attention {self._attention.name}, {threads} threads",
         )
@@ -115,6 +119,10 @@ class TorchRunner:
     @property
     def info(self) -> RunnerInfo:
         return self._info
+
+    @property
+    def matchers(self) -> Matchers | None:
+        return self._matchers
 
     def launch(self, plan: StepPlan) -> TorchHandle:
         return TorchHandle(self._thread.submit(self._run, build_inputs(plan, self._info.page_size)))
@@ -155,7 +163,7 @@ class TorchRunner:
             result = self._one_by_one(inputs)
         # The step after this one may be launched already and name a request that failed here. It is over by then, so
         # any token will do; a uid that is in neither is a fault and found out.
-        self._last = {**dict.fromkeys(result.failed, 0), **result.sampled}
+        self._last = {**dict.fromkeys([*result.failed, *result.dead_ends], 0), **result.sampled}
         return result
 
     def _one_by_one(self, inputs: StepInputs) -> StepResult:
@@ -164,6 +172,7 @@ class TorchRunner:
         return StepResult(
             sampled={uid: token for result in results for uid, token in result.sampled.items()},
             failed={uid: message for result in results for uid, message in result.failed.items()},
+            dead_ends={uid: message for result in results for uid, message in result.dead_ends.items()},
         )
 
     def _alone(self, inputs: StepInputs, row: int) -> StepResult:
@@ -185,12 +194,7 @@ class TorchRunner:
         logits = self._model.decoder.forward(tokens, positions, wanted, self._attention, batch, self._model.kv)
         if not inputs.samples:
             return StepResult(sampled={})
-        chosen = sample(logits, inputs.samples, self._last, self._info.eos_ids)
-        tokens_by_uid = {row.uid: token for row, token in zip(inputs.samples, chosen, strict=True)}
-        return StepResult(
-            sampled={uid: token for uid, token in tokens_by_uid.items() if token != NO_TOKEN},
-            failed={uid: _NOT_FINITE for uid, token in tokens_by_uid.items() if token == NO_TOKEN},
-        )
+        return choose(logits, inputs.samples, self._last, self._info.eos_ids, self._matchers)
 
 
 def _padded(vocab_bytes: tuple[bytes, ...], vocab_size: int) -> tuple[bytes, ...]:
