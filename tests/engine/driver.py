@@ -227,6 +227,11 @@ class Driver:
         self.handle(kind(tenant="t", ask=self._ask, **fields))
         return self.replies.get(self._ask)
 
+    @property
+    def last_ask(self) -> int:
+        """Number of the last control message; its answer, once there is one, is in `replies`."""
+        return self._ask
+
     def abort(self, **fields: Any) -> AbortReport:
         report = self.ask(Abort, **fields)
         assert isinstance(report, AbortReport)

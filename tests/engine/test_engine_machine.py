@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.messages import OnBusy, Outcome, SessionMode
+from actors.messages import OnBusy, Outcome, Reason, SessionMode
 from tests.engine.driver import Driver, Told, expected
 
 EXAMPLES = int(os.environ.get("REMORA_MACHINE_EXAMPLES", "60"))
@@ -114,6 +114,32 @@ class EngineMachine(RuleBasedStateMachine):
         self.turns[key] = (name, fields | {"prompt": prompt, "num": num})
         self.driver.turn(key, prompt, num, session_id=name, **fields)
 
+    @rule(data=st.data(), source=st.sampled_from(NAMES), name=st.sampled_from(NAMES))
+    def fork(self, data: st.DataObject, source: str, name: str) -> None:
+        row = self.driver.store.get(("t", source))
+        if row is None or not row.turns or ("t", name) in self.driver.store:
+            return
+        turn = data.draw(st.sampled_from([None, *(turn.rid for turn in row.turns)]))
+        self.sessions[name] = ModelSession(self.sessions[source].mode)
+        self.driver.fork(name, turn, source)
+
+    @rule(data=st.data(), name=st.sampled_from(NAMES))
+    def rollback(self, data: st.DataObject, name: str) -> None:
+        row = self.driver.store.get(("t", name))
+        if row is None or not row.turns:
+            return
+        turn = data.draw(st.sampled_from(["unknown", *(turn.rid for turn in row.turns)]))
+        before = {known.rid: known.parent for known in row.turns}
+        answer = self.driver.rollback(turn, name)
+        if answer is None or answer.reason is not None:
+            assert answer is None or turn == "unknown" or answer.reason is not Reason.PARENT_UNKNOWN
+            return
+        left = [rid for rid in before if rid == turn or turn not in _ancestors(before, rid)]
+        info = self.driver.info(name)
+        assert [known.rid for known in row.turns] == left
+        assert (answer.dropped, info.turns, info.head) == (len(before) - len(left), len(left), turn)
+        assert info.tokens == len(self._context({known.rid: known for known in row.turns}, turn))
+
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
         for _ in range(steps):
@@ -182,6 +208,16 @@ class EngineMachine(RuleBasedStateMachine):
             elif told.end.outcome is not Outcome.ABORT:
                 self._judge_turn(key, told)
 
+    @invariant()
+    def streaming_sessions_are_lines(self) -> None:
+        """S3: also after a rollback, and in a fork."""
+        if not hasattr(self, "driver"):
+            return
+        for (_, name), row in self.driver.store.items():
+            if row.record.mode is SessionMode.STREAMING:
+                rids = [turn.rid for turn in row.turns]
+                assert [turn.parent for turn in row.turns] == [None, *rids][: len(rids)], name
+
     def _judge_turn(self, key: str, told: Told) -> None:
         """The store's record of a committed turn against the text it produced, whatever happened on the way."""
         name = self.turns[key][0]
@@ -218,7 +254,7 @@ class EngineMachine(RuleBasedStateMachine):
             info = driver.info(name)
             row = driver.store.get(("t", name))
             if info is not None and row is not None and info.generation == row.record.generation:
-                assert info.turns == len(row.turns)
+                assert (info.turns, info.head) == (len(row.turns), row.record.head)
             driver.close(name)
         driver.engine.core.kv.flush()
         stats = driver.engine.snapshot()
@@ -229,6 +265,15 @@ class EngineMachine(RuleBasedStateMachine):
     def _key(self, kind: str) -> str:
         self.count += 1
         return f"{kind}{self.count}"
+
+
+def _ancestors(parents: dict[str, str | None], rid: str) -> set[str]:
+    found: set[str] = set()
+    above = parents[rid]
+    while above is not None:
+        found.add(above)
+        above = parents[above]
+    return found
 
 
 EngineMachine.TestCase.settings = settings(
