@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from starlette.datastructures import Headers
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 
 from actors.ingress.errors import ApiError, Invalid
+
+log = logging.getLogger(__name__)
 
 MAX_REQUEST_ID = 128
 
@@ -35,7 +38,7 @@ async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> byt
     parts: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
+        message = await heard(receive)
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")
@@ -45,6 +48,16 @@ async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> byt
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+async def heard(receive: Receive) -> Message:
+    """The next message; a disconnect when there cannot be one. Under Serve, `receive` raises errors of Ray when the
+    proxy that holds the connection gave the request up, or died: either way nobody is there any more."""
+    try:
+        return await receive()
+    except Exception as error:
+        log.info("a connection is lost: %s", type(error).__name__)
+        return {"type": "http.disconnect"}
 
 
 async def send_start(send: Send, status: int, content_type: str, headers: Mapping[str, str]) -> None:

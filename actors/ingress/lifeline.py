@@ -1,8 +1,8 @@
 """Ends a handler when its client has gone or stopped reading.
 
 Under Serve a closed socket arrives as a cancellation of the handler; under a plain ASGI server it arrives as a message
-on `receive`. Both become the same thing here: the handler's task is cancelled, its `finally` blocks run, and nothing is
-sent any more.
+on `receive`. When Serve's HTTP proxy dies, and its connections with it, `receive` raises. All become the same thing
+here: the handler's task is cancelled, its `finally` blocks run, and nothing is sent any more.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from types import TracebackType
 from starlette.types import Message, Receive, Send
 
 from actors.ingress.channel import spawn
+from actors.ingress.http_io import heard
 
 BYTES_PER_HELD_ID = 32
 """Roughly what a token id costs while it waits in a Python list."""
@@ -74,11 +75,9 @@ class Lifeline:
             self._cut()
 
     async def _watch(self) -> None:
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self._cut()
-                return
+        while (await heard(self._receive))["type"] != "http.disconnect":
+            pass
+        self._cut()
 
     def _cut(self) -> None:
         if not self.gone and not self._complete and self._task is not None:

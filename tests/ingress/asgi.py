@@ -33,6 +33,7 @@ class Call:
         self.stuck = False
         self._news = asyncio.Event()
         self._gone = asyncio.Event()
+        self._broken = False
         self._released = asyncio.Event()
         self._incoming = [{"type": "http.request", "body": body, "more_body": False}]
         path, _, query = path.partition("?")
@@ -53,6 +54,11 @@ class Call:
         self.task = asyncio.get_running_loop().create_task(app(scope, self._receive, self._send))
 
     def disconnect(self) -> None:
+        self._gone.set()
+
+    def break_off(self) -> None:
+        """What carried the request to the application dies: `receive` raises what no application knows."""
+        self._broken = True
         self._gone.set()
 
     async def piece(self) -> bytes:
@@ -91,6 +97,8 @@ class Call:
         if self._incoming:
             return self._incoming.pop(0)
         await self._gone.wait()
+        if self._broken:
+            raise RuntimeError("the connection's process is gone")
         return {"type": "http.disconnect"}
 
     async def _send(self, message: dict[str, Any]) -> None:
