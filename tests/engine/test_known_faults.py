@@ -134,7 +134,7 @@ def test_turn_that_never_ran_leaves_nothing(depth: int, committed: int, end: str
 
 
 def test_waiting_clock_covers_a_turn_parked_behind_another(depth: int) -> None:
-    """C1: W19: the turn before it takes longer than the limit."""
+    """C1: W19: session case T11: the turn before it takes longer than the limit."""
     driver = Driver(depth=depth)
     driver.open()
     running = driver.turn("r1", A, max_tokens=50)
@@ -149,7 +149,7 @@ def test_waiting_clock_covers_a_turn_parked_behind_another(depth: int) -> None:
 
 
 def test_waiting_clock_covers_a_turn_whose_history_is_being_read(depth: int) -> None:
-    """C1, A1: W19: the store does not answer; the late answer finds nobody, and the next turn its history."""
+    """C1, A1: W19: session case T11: the store does not answer; its late answer finds nobody."""
     driver = Driver(depth=depth)
     first = with_one_turn(driver)
     other = Driver(depth=depth)

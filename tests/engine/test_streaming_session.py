@@ -30,7 +30,7 @@ def test_next_turn_appends_to_what_was_committed(driver: Driver) -> None:
 
 
 def test_aborted_turn_leaves_history_and_slot_as_they_were(driver: Driver) -> None:
-    """S2, K2, A7: the turn after an aborted one sees neither its input nor its output, and finds all committed KV."""
+    """S2, K2, A7: field case N29: the next turn sees neither its input nor its output, and finds all committed KV."""
     driver.open()
     first = driver.turn("r1", A)
     driver.run()
