@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export RAY_USAGE_STATS_ENABLED = 0
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: setup check test test-fast soak serve chat bench bench-in-process fix clean
+.PHONY: setup check test test-fast soak mutants cases serve chat bench bench-in-process fix clean
 
 STAMP := $(VENV)/.ready
 
@@ -35,6 +35,14 @@ test-fast: setup
 # The random machines with a larger budget.
 soak: setup
 	REMORA_MACHINE_EXAMPLES=1700 REMORA_MACHINE_STEPS=120 $(BIN)/python -m pytest --timeout 1200 tests/engine/test_engine_machine.py tests/sim
+
+# Takes rules of the engine, worker and store away, one at a time: the tests must notice each.
+mutants: setup
+	$(BIN)/python -m tests.mutants
+
+# Writes tests/CASES.md: which test proves which rule and which case.
+cases: setup
+	$(BIN)/python -m tests.cases_table
 
 serve: setup
 	$(BIN)/remora serve
