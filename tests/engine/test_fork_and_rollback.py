@@ -16,7 +16,7 @@ def depth(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(params=[1, 4, 16], ids=["page1", "page4", "page16"])
 def driver(request: pytest.FixtureRequest, depth: int) -> Driver:
     """Without a prefix index: what is cached then is what sessions hold."""
-    return Driver(depth=depth, page_size=request.param, prefix_cache=False)
+    return Driver(depth=depth, page_size=request.param, kv_tokens=320, max_context=256, prefix_cache=False)
 
 
 def finished(driver: Driver, key: str, prompt: list[int], **fields: object) -> Told:
@@ -275,7 +275,7 @@ def test_a_rollback_does_not_touch_what_a_fork_shares(driver: Driver) -> None:
 
 def test_a_rollback_behind_an_aborted_turn(depth: int) -> None:
     """A7, K6: the step in flight still names the pages that the slot gives up."""
-    driver = Driver(depth=depth, page_size=4, prefix_cache=False)
+    driver = Driver(depth=depth, page_size=4, kv_tokens=320, prefix_cache=False)
     driver.open()
     contexts = fill(driver, 3)
     driver.turn("r4", [4] * 9, 50)
