@@ -1,0 +1,258 @@
+"""A client's view of one session under a storm: what its history may be, and what every answer must therefore be.
+
+The toy runner's text is a pure function of the prompt: each text and each count of prompt tokens can be compared with
+what the session's history makes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from actors.runner.toy import toy_continuation
+from tests.e2e.raw_http import Answer, CutShort, Leaving, RawClient
+
+SETTLE_S = 10.0
+CHAT = "POST", "/v1/chat/completions"
+EXPECTED_REASONS = {
+    "session_busy", "queue_full", "session_unknown", "session_closing", "deadline", "waiting_timeout",
+    "running_timeout", "too_large", "parent_unknown", "session_exists",
+}  # fmt: skip
+LOSS_REASONS = {"worker_lost", "client_disconnect", "shutdown", "cut", "lost by the proxy"}
+"""What a client may also hear while processes are being killed."""
+
+
+@dataclass
+class Weather:
+    """What all drivers share."""
+
+    client: RawClient
+    rng: random.Random
+    losses: bool = False
+    """Whether workers are being killed meanwhile: then sessions may move and turns may be lost."""
+    pressure: bool = False
+    """Whether pages run short: then idle sessions lose their KV."""
+    seen: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    def fault(self, text: str) -> None:
+        self.faults.append(text)
+        print(f"FAULT {text}", file=sys.stderr, flush=True)
+
+
+@dataclass
+class Turn:
+    """A request that was sent, and what came of it. `base`: token ids it continues from, where that is certain."""
+
+    rid: str
+    text: str
+    max_tokens: int
+    answer: Answer = field(default_factory=lambda: Answer(0))
+
+    def prompt(self, base: list[int]) -> list[int]:
+        """What the toy's template makes of it after `base`."""
+        line = f"user: {self.text}\nassistant: ".encode()
+        close = b"" if not base or base[-1] == ord("\n") else b"\n"
+        return [*base, *close, *line]
+
+    def context(self, base: list[int]) -> list[int]:
+        prompt = self.prompt(base)
+        return prompt + continuation(prompt, self.max_tokens)
+
+
+def continuation(prompt: list[int], num_tokens: int) -> list[int]:
+    return list(_continuation(tuple(prompt), num_tokens))
+
+
+@lru_cache(maxsize=4096)
+def _continuation(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    return tuple(toy_continuation(list(prompt), num_tokens))
+
+
+class Driver:
+    """One session: what its head may be, as whole contexts. Usually that is one; after a turn whose end nobody
+    heard, there are more until the next answer tells."""
+
+    def __init__(self, weather: Weather, name: str) -> None:
+        self.weather = weather
+        self.rng = random.Random(weather.rng.random())
+        self.name = name
+        self.heads: list[list[int]] = []
+        self.nodes: dict[str, list[int]] = {}
+        self.worker: str | None = None
+        self.count = 0
+        self.undisturbed = False
+        """Nothing has come between the last answer and now."""
+        self.mode = "tree"
+        self.unheard: list[Turn] = []
+        """Turns sent since the head was certain."""
+
+    # -- plumbing --------------------------------------------------------------------------------------------------
+
+    def fault(self, text: str) -> None:
+        self.weather.fault(f"{self.name}: {text}")
+
+    def turn(self, max_tokens: int | None = None) -> Turn:
+        self.count += 1
+        text = "".join(self.rng.choices("abcdefgh ", k=self.rng.randint(1, 60)))
+        tokens = max_tokens if max_tokens is not None else self.rng.randint(1, 12)
+        return Turn(f"{self.name}/{self.count}", text, tokens)
+
+    async def send(self, turn: Turn, leave: Leaving | None = None, session: Any = None, **fields: Any) -> Answer:
+        body = {
+            "messages": [{"role": "user", "content": turn.text}],
+            "max_tokens": turn.max_tokens,
+            "temperature": 0,
+            "rid": turn.rid,
+            "session": {"id": self.name, **(session or {})},
+            "stream": self.rng.random() < 0.5,
+            "stream_options": {"include_usage": True},
+            **fields,
+        }
+        self.unheard.append(turn)
+        try:
+            turn.answer = await self.weather.client.call(*CHAT, body, leave=leave)
+        except (OSError, asyncio.TimeoutError, CutShort) as error:
+            self.weather.seen["cut short"] += 1
+            if not self.weather.losses:
+                self.fault(f"{turn.rid}: {error!r}")
+            return turn.answer
+        self._note(turn)
+        return turn.answer
+
+    def _note(self, turn: Turn) -> None:
+        """Count the answer and complain about one that should never be given."""
+        answer = turn.answer
+        outcome = outcome_of(answer)
+        self.weather.seen[outcome] += 1
+        worker = answer.headers.get("x-remora-worker")
+        if worker and answer.status == 200:
+            if self.worker not in (None, worker) and not self.weather.losses:
+                self.fault(f"{turn.rid} ran on {worker}, not on {self.worker}")
+            self.worker = worker
+        allowed = EXPECTED_REASONS | {"left", "length", "abort"} | (LOSS_REASONS if self.weather.losses else set())
+        if outcome not in allowed:
+            self.fault(f"{turn.rid}: {answer.status} {outcome} {answer.body[:300]!r}")
+
+    async def info(self) -> dict[str, Any] | None:
+        answer = await self.weather.client.call("GET", f"/v1/sessions/{self.name}")
+        return answer.tree if answer.status == 200 else None
+
+    async def settled(self) -> dict[str, Any] | None:
+        """The session once no turn runs or waits in it. None: it is closed."""
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            info = await self.info()
+            if info is None or (info["state"] in ("idle", None) and not info["queued"]):
+                return info
+            if time.monotonic() > deadline:
+                self.fault(f"did not come to rest: {info}")
+                return info
+            await asyncio.sleep(0.03)
+
+    async def open(self, mode: str = "tree") -> None:
+        self.mode = mode
+        answer = await self.weather.client.call("POST", "/v1/sessions", {"id": self.name, "mode": mode})
+        if answer.status != 200:
+            self.fault(f"could not be opened: {answer.status} {answer.body[:300]!r}")
+        self.heads, self.nodes, self.worker, self.undisturbed = [[]], {}, None, False
+
+    # -- judging ---------------------------------------------------------------------------------------------------
+
+    def judge(self, turn: Turn, bases: list[list[int]]) -> list[list[int]]:
+        """Compare a whole answer with what may have come before it. Returns the contexts that it may have led to."""
+        usage, text = usage_of(turn.answer), text_of(turn.answer)
+        fits = []
+        for base in bases:
+            prompt = turn.prompt(base)
+            if len(prompt) == usage["prompt_tokens"] and continuation(prompt, len(text)) == list(text.encode()):
+                fits.append(base)
+        if not fits:
+            lengths = sorted({len(turn.prompt(base)) for base in bases})
+            self.fault(f"{turn.rid}: text or P {usage['prompt_tokens']} fits none of the histories (P {lengths})")
+            return [turn.context(base) for base in bases]
+        if usage["completion_tokens"] != len(text):
+            self.fault(f"{turn.rid}: {usage['completion_tokens']} tokens for {len(text)} characters")
+        return [turn.context(base) for base in fits]
+
+    async def resolve(self, turns: list[Turn]) -> None:
+        """After turns from the head, some of which may have run unheard: in which order, and which, we learn from
+        the session's head."""
+        turns = [*turns, *(turn for turn in self.unheard if turn.rid not in {one.rid for one in turns})]
+        await asyncio.sleep(0.15)
+        info = await self.settled()
+        if info is None:
+            self.fault("vanished")
+            await self.open()
+            return
+        self.undisturbed = False
+        possible = _chains(self.heads, turns)
+        for turn in turns:
+            if outcome_of(turn.answer) == "length":
+                before = [base for base, _ in possible]
+                self.judge(turn, before)
+        fits = [context for context, rid in possible if rid in (None, info["head"]) and len(context) == info["tokens"]]
+        heard = [turn.rid for turn in turns if outcome_of(turn.answer) == "length"]
+        if not fits:
+            self.fault(f"{info['tokens']} tokens at {info['head']!r} fit no order of {[turn.rid for turn in turns]}")
+            fits = self.heads
+        if heard and info["head"] not in {turn.rid for turn in turns}:
+            self.fault(f"{heard} were told as done; the head is {info['head']!r}")
+        self.heads = unique(fits)
+        self.unheard = []
+        if len(self.heads) == 1 and info["head"]:
+            self.nodes[info["head"]] = self.heads[0]
+
+
+def _chains(heads: list[list[int]], turns: list[Turn]) -> list[tuple[list[int], str | None]]:
+    """(context, rid of its last turn) of every order of every choice of `turns` upon every head."""
+    found: list[tuple[list[int], str | None]] = [(head, None) for head in heads]
+    grow = [(head, None, tuple(turns)) for head in heads]
+    while grow:
+        context, _, left = grow.pop()
+        for turn in left:
+            longer = turn.context(context)
+            found.append((longer, turn.rid))
+            grow.append((longer, None, tuple(other for other in left if other is not turn)))
+    return found
+
+
+def unique(contexts: list[list[int]]) -> list[list[int]]:
+    return [list(one) for one in dict.fromkeys(map(tuple, contexts))]
+
+
+def outcome_of(answer: Answer) -> str:
+    """`left`, a finish_reason, an error's reason, or what became of an answer that is none of ours."""
+    if answer.status == 0:
+        return "left"
+    kind = answer.headers.get("content-type", "")
+    if "text/event-stream" not in kind:
+        if "application/json" not in kind:
+            return "lost by the proxy"
+        tree = answer.tree
+        return tree["error"]["reason"] if "error" in tree else tree["choices"][0]["finish_reason"]
+    for event in answer.events:
+        if "error" in event:
+            return str(event["error"]["reason"])
+        if event["choices"] and event["choices"][0]["finish_reason"]:
+            return str(event["choices"][0]["finish_reason"])
+    return "cut"
+
+
+def text_of(answer: Answer) -> str:
+    if "text/event-stream" not in answer.headers["content-type"]:
+        return str(answer.tree["choices"][0]["message"]["content"])
+    pieces = [event["choices"][0]["delta"].get("content", "") for event in answer.events if event.get("choices")]
+    return "".join(pieces)
+
+
+def usage_of(answer: Answer) -> dict[str, Any]:
+    if "text/event-stream" not in answer.headers["content-type"]:
+        return dict(answer.tree["usage"])
+    return next(dict(event["usage"]) for event in answer.events if event.get("usage"))
