@@ -181,11 +181,11 @@ class Engine:
             self._endings.decide(request, verdict, now)
             return
         if item.uid in result.dead_ends:
-            verdict = Verdict.abort(Reason.GRAMMAR_INVALID, result.dead_ends[item.uid], param="grammar")
+            verdict = Verdict.abort(Reason.GRAMMAR_INVALID, result.dead_ends[item.uid])
             self._endings.decide(request, verdict, now)
             return
         request.computed = item.start + item.count
-        self.core.kv.publish(request.uid, request.tokens, request.computed)
+        self.core.kv.publish(request.uid, request.tokens, request.computed, in_flight=request.inflight > 0)
         if item.samples:
             self._append(request, result.sampled[item.uid], now)
 

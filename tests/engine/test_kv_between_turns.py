@@ -217,3 +217,17 @@ def test_sampling_with_a_seed_survives_preemption(depth: int) -> None:
     assert driver.engine.snapshot().preemptions > 0
     for n in range(6):
         assert driver.told[f"r{n}"].ids == toy_continuation(prompt_of(n, 24), 40, seed=7, temperature=1.0)
+
+
+def test_the_same_prompt_computed_side_by_side_is_held_once(depth: int) -> None:
+    """K3: four requests that arrive together compute the same pages; afterwards they hold the same ones."""
+    driver = Driver(depth=depth, page_size=4, max_step_tokens=160)
+    prompt = prompt_of(5, 40)
+    told = [driver.submit(f"r{n}", [*prompt, n], max_tokens=20) for n in range(4)]
+    for _ in range(4 + depth):
+        driver.step()
+    owned = driver.engine.snapshot().pages.request_owned
+    # Overlapped, the next step names the pages of the one before: what was computed twice stays until the end.
+    assert owned <= (10 + 4 * 3 if depth == 0 else 4 * 13)
+    driver.run()
+    assert [t.ids for t in told] == [expected([*prompt, n], 20) for n in range(4)]

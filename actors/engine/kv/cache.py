@@ -157,16 +157,24 @@ class KVCache:
             table.pages.append(page)
         return True
 
-    def publish(self, uid: int, tokens: Sequence[int], computed: int) -> None:
+    def publish(self, uid: int, tokens: Sequence[int], computed: int, *, in_flight: bool) -> None:
         """Enter the pages that are full now into the prefix index: call when the step that filled them has committed.
 
-        `computed`: positions whose KV is valid."""
+        Of two requests that computed the same page side by side, the later one takes over the earlier one's (rule K3),
+        unless a step in flight names its own. `computed`: positions whose KV is valid."""
         table = self._tables[uid]
         for index in range(len(table.keys), computed // self.page_size):
             key = self._key(table.keys[-1] if table.keys else table.root, tokens, index)
             table.keys.append(key)
-            if self._prefix_cache:
-                self.pool.publish(table.pages[index], key)
+            if not self._prefix_cache:
+                continue
+            page, held = table.pages[index], self.pool.find(key)
+            if held is None:
+                self.pool.publish(page, key)
+            elif held != page and not in_flight and self.pool.holders(page)[:2] == (1, 0):
+                self.pool.hold_for_request((held,))
+                self.pool.drop_by_request((page,))
+                table.pages[index] = held
 
     def keep(self, uid: int, session: int, length: int) -> None:
         """A turn committed: the session's slot becomes this table's first `length` positions (rule K1).
