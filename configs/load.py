@@ -74,6 +74,8 @@ def check(config: RemoraConfig) -> RemoraConfig:
     for path, (value, least) in at_least.items():
         if value < least:
             raise ConfigError(f"{path}: {value} is too small; it must be at least {least}")
+    if config.engine.grammar_timeout_s <= 0:
+        raise ConfigError(f"engine.grammar_timeout_s: {config.engine.grammar_timeout_s}; it must be above 0")
     if config.engine.depth not in (0, 1):
         raise ConfigError(f"engine.depth: {config.engine.depth}; it must be 0 or 1")
     if config.workers.runner not in ("torch", "toy"):

@@ -141,6 +141,8 @@ def _as_asked(error: ApiError, request: ChatRequest, call: Call) -> ApiError:
         return refused_by_template(call.turn_refused)
     if error.param == "max_tokens":
         error.param = request.max_tokens_field
+    elif error.param == "grammar":
+        error.param = request.grammar_field
     elif error.param is None and error.reason is Reason.TOO_LARGE:
         error.param = "messages"
     return error

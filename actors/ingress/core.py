@@ -128,5 +128,6 @@ def _submit(request: ChatRequest, ids: dict[str, Any]) -> Submit:
         running_timeout_s=request.running_timeout_s,
         deadline_s=request.deadline_s,
         idempotent=request.named,
+        grammar=request.grammar,
         **ids,
     )

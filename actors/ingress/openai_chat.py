@@ -15,9 +15,10 @@ from actors.ingress.errors import Invalid, model_not_found
 from actors.ingress.placement import affinity_key
 from actors.ingress.routing import SessionUse
 from actors.ingress.sampling import max_tokens_field, read_sampling
+from actors.ingress.structured import read_grammar
 from actors.ingress.text import TextModel
 from actors.ingress.validate import Fields, check_choice, check_identifier
-from actors.messages import OnBusy, SamplingParams, SessionMode
+from actors.messages import Grammar, OnBusy, SamplingParams, SessionMode
 from configs.schema import RemoraConfig
 
 MAX_PRIORITY = 1_000_000
@@ -44,6 +45,8 @@ class ChatRequest:
     deadline_s: float | None
     max_tokens_field: str
     digest: bytes
+    grammar: Grammar | None
+    grammar_field: str
 
 
 def read_chat(
@@ -58,6 +61,7 @@ def read_chat(
     options = fields.child("stream_options")
     fields.text("user", max_bytes=1024)
     timeouts = config.timeouts
+    grammar, grammar_field = read_grammar(fields)
     return ChatRequest(
         rid=rid or f"chatcmpl-{secrets.token_hex(16)}",
         named=rid is not None,
@@ -76,6 +80,8 @@ def read_chat(
         deadline_s=_duration(fields, "deadline_s", timeouts.max_deadline_s),
         max_tokens_field=max_tokens_field(fields),
         digest=_digest(tree),
+        grammar=grammar,
+        grammar_field=grammar_field,
     )
 
 
@@ -128,10 +134,6 @@ def _refuse_unsupported(fields: Fields) -> None:
     for name in ("tools", "functions"):
         if fields.items(name, most=1024) and fields.raw("tool_choice") != "none":
             raise Invalid(name, f"`{name}` are not supported.", code="unsupported_value")
-    wanted = fields.child("response_format")
-    if wanted is not None and wanted.text("type") not in (None, "text"):
-        at = "response_format.type"
-        raise Invalid(at, f"`{at}` must be 'text': no other format is supported.", code="unsupported_value")
     modalities = fields.items("modalities", most=8)
     if modalities and modalities != ["text"]:
         raise Invalid("modalities", "`modalities` must be ['text'].", code="unsupported_value")

@@ -8,9 +8,11 @@ from typing import Any
 
 from actors.engine.core import Output
 from actors.engine.effects import (
+    CompileGrammar,
     Effect,
     ForgetSession,
     LoadSession,
+    ReleaseGrammar,
     RollBackTurns,
     SessionForgotten,
     SessionLoaded,
@@ -30,6 +32,7 @@ from actors.messages import (
     Finished,
     ForkSession,
     GetSession,
+    Grammar,
     OpenSession,
     Outcome,
     Reply,
@@ -45,6 +48,7 @@ from actors.messages import (
 from actors.records import SessionRecord, TurnRecord
 from actors.runner.base import ModelRunner, StepHandle
 from actors.runner.toy import ToyRunner, toy_continuation
+from tests.engine.grammar_desk import GrammarDesk
 
 
 @dataclass
@@ -80,6 +84,7 @@ class Driver:
                 max_context=info.max_context,
                 vocab_size=info.vocab_size,
                 vocab_bytes=info.vocab_bytes,
+                no_grammars=info.no_grammars,
                 eos_ids=info.eos_ids,
                 **{**defaults, **settings},
             )
@@ -89,6 +94,8 @@ class Driver:
         self.replies: dict[int, object] = {}
         self.effects: deque[Effect] = deque()
         self.hold_store = False
+        self.hold_grammars = False
+        self.grammars = GrammarDesk(self.runner.matchers)
         self.store_error = ""
         self.stale = False
         self.store: dict[tuple[str, str], Row] = {}
@@ -265,6 +272,10 @@ class Driver:
             case RollBackTurns():
                 self.handle(self._roll_back(effect))
 
+    def answer_grammar(self, *, timed_out: bool = False) -> None:
+        """Compile the oldest held grammar, or let that time out."""
+        self.handle(self.grammars.answer(timed_out=timed_out))
+
     def _store_turn(self, effect: StoreTurn) -> TurnStored:
         if self.store_error or self.stale:
             return TurnStored(session=effect.session, uid=effect.uid, stale=self.stale, error=self.store_error)
@@ -309,12 +320,18 @@ class Driver:
                     assert told.end is None, "E1: a second end"
                     assert output.completion_tokens == len(told.ids), "E5: usage counts what was delivered"
                     told.end = output
+                case CompileGrammar():
+                    self.grammars.take(output)
+                case ReleaseGrammar():
+                    self.grammars.release(output.uid)
                 case Reply():
                     self.replies[output.ask] = output.value
                 case _:
                     self.effects.append(output)
         while self.effects and not self.hold_store:
             self.answer_store()
+        while self.grammars.held and not self.hold_grammars:
+            self.answer_grammar()
 
 
 def committed(told: Told) -> bool:
@@ -324,3 +341,11 @@ def committed(told: Told) -> bool:
 def expected(prompt: list[int], num_tokens: int) -> list[int]:
     """REF: what a fresh engine would answer."""
     return toy_continuation(list(prompt), num_tokens)
+
+
+def expected_under(grammar: Grammar, prompt: list[int], max_tokens: int = 12) -> list[int]:
+    """REF of a constrained request: what a fresh, idle engine answers."""
+    driver = Driver()
+    told = driver.submit("ref", prompt, max_tokens, grammar=grammar)
+    driver.run()
+    return told.ids

@@ -13,12 +13,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.messages import OnBusy, Outcome, Reason, SessionMode
-from tests.engine.driver import Driver, Told, expected
+from actors.messages import Grammar, GrammarKind, OnBusy, Outcome, Reason, SessionMode
+from tests.engine.driver import Driver, Told, expected, expected_under
 
 EXAMPLES = int(os.environ.get("REMORA_MACHINE_EXAMPLES", "60"))
 STEPS = int(os.environ.get("REMORA_MACHINE_STEPS", "60"))
 NAMES = ("s0", "s1", "s2")
+GRAMMARS = (
+    Grammar(kind=GrammarKind.REGEX, text="[a-f]{2,8}"),
+    Grammar(kind=GrammarKind.CHOICE, text='["yes", "no"]'),
+    Grammar(kind=GrammarKind.EBNF, text="root ::= root"),
+)
 
 
 @dataclass
@@ -59,6 +64,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.sessions: dict[str, ModelSession] = {}
         self.turns: dict[str, tuple[str, dict]] = {}
         self.plain: dict[str, list[int]] = {}
+        self.constrained: dict[str, tuple[Grammar, list[int]]] = {}
         self.judged: set[str] = set()
         self.count = 0
 
@@ -70,6 +76,27 @@ class EngineMachine(RuleBasedStateMachine):
         self.plain[key] = prompt
         fields = {"deadline_s": 0.2} if extra else {}
         self.driver.submit(key, prompt, num, priority=self.count % 3, **fields)
+
+    @rule(
+        prompt=st.lists(st.integers(0, 255), min_size=1, max_size=12),
+        num=st.integers(0, 9),
+        grammar=st.sampled_from(GRAMMARS),
+    )
+    def constrained_request(self, prompt: list[int], num: int, grammar: Grammar) -> None:
+        key = self._key("g")
+        self.constrained[key] = (grammar, prompt)
+        self.driver.submit(key, prompt, num, grammar=grammar, waiting_timeout_s=0.3)
+
+    @rule(held=st.booleans())
+    def grammar_pace(self, held: bool) -> None:
+        self.driver.hold_grammars = held
+        while self.driver.grammars.held and not held:
+            self.driver.answer_grammar()
+
+    @precondition(lambda self: self.driver.grammars.held)
+    @rule(timed_out=st.booleans())
+    def grammar_answers(self, timed_out: bool) -> None:
+        self.driver.answer_grammar(timed_out=timed_out)
 
     @rule(name=st.sampled_from(NAMES), tree=st.booleans(), timeout=st.sampled_from([None, 0.3]))
     def open(self, name: str, tree: bool, timeout: float | None) -> None:
@@ -205,8 +232,16 @@ class EngineMachine(RuleBasedStateMachine):
             self.judged.add(key)
             if key in self.plain:
                 assert told.ids == expected(self.plain[key], len(told.ids))
+            elif key in self.constrained:
+                assert told.ids == expected_under(*self.constrained[key])[: len(told.ids)]
             elif told.end.outcome is not Outcome.ABORT:
                 self._judge_turn(key, told)
+
+    @invariant()
+    def grammars_are_released(self) -> None:
+        """E1: nothing is left of a request that is over."""
+        if hasattr(self, "driver"):
+            assert self.driver.grammars.open_uids <= {r.uid for r in self.driver.engine.core.requests.all()}
 
     @invariant()
     def streaming_sessions_are_lines(self) -> None:

@@ -79,6 +79,26 @@ def test_refused_supersede_aborts_nobody(depth: int) -> None:
     assert running.ids == expected(A, 20)
 
 
+def test_superseding_turns_that_meet_a_turn_being_stored_keep_their_order(depth: int) -> None:
+    """S6: the running turn cannot be undone any more, so both wait; then the second takes over from the first."""
+    driver = Driver(depth=depth)
+    driver.open()
+    driver.hold_store = True
+    stored = driver.turn("r1", A, max_tokens=2)
+    driver.run()
+    assert stored.end is None
+    queued = driver.turn("q", C, on_busy=OnBusy.QUEUE)
+    first = driver.turn("r2", B, on_busy=OnBusy.SUPERSEDE)
+    second = driver.turn("r3", C, on_busy=OnBusy.SUPERSEDE)
+    driver.hold_store = False
+    driver.answer_store()
+    driver.run()
+    assert stored.end.outcome is Outcome.LENGTH
+    assert (first.end.reason, first.ids) == (Reason.SUPERSEDED, [])
+    assert second.ids == expected(A + stored.ids + C, 8)
+    assert queued.ids == expected(A + stored.ids + C + second.ids + C, 8)
+
+
 # -- the idle clock ----------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import torch
 from actors.engine.plan import PlanItem, StepPlan
 from actors.messages import Outcome, Reason, SamplingParams
 from actors.model.errors import ModelUnusable
-from actors.runner.torch import runner as runner_module
+from actors.runner.torch import choose as choose_module
 from actors.runner.torch.inputs import build_inputs
 from actors.runner.torch.runner import TorchRunner, choose_dtype
 from kernels.attention import NoBackend
@@ -64,14 +64,14 @@ def test_a_row_whose_logits_are_not_finite_ends_alone(
 def test_a_row_that_raises_ends_alone(saved: Saved, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """N52, first run: the backend raises for one row; the others are computed all the same, the loop lives."""
     folder, model = saved("llama")
-    real = runner_module.sample
+    real = choose_module.sample
 
     def sample(logits: torch.Tensor, rows: list[Any], *rest: Any) -> list[int]:
         if any(row.sampling.seed == 666 and row.output_index == 3 for row in rows):
             raise RuntimeError("a fault of the backend")
         return real(logits, rows, *rest)
 
-    monkeypatch.setattr(runner_module, "sample", sample)
+    monkeypatch.setattr(choose_module, "sample", sample)
     runner = tiny.runner(folder)
     driver = Driver(runner, max_step_tokens=16, depth=depth)
     prompts = [tiny.prompt(9), tiny.prompt(30)]
