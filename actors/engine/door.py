@@ -45,10 +45,10 @@ class Door:
             self._to_session(request, submit.turn, now)
 
     def next_turn(self, session: Session, now: float) -> None:
-        """The lease is free: let the first queued turn have it."""
-        request = session.queue.popleft()
-        request.parked_in = None
-        self._knock(request, session, now)
+        """The lease is free: let the first queued turn have it, until the next one takes it over."""
+        self._let_in(session, now)
+        while session.queue and self._takes_over(session.queue[0], session):
+            self._let_in(session, now)
 
     def loaded(self, session: Session, now: float) -> None:
         """A session's history has arrived: let in those who waited for it, in order."""
@@ -57,6 +57,18 @@ class Door:
         for request in arrived:
             request.parked_in = None
             self._knock(request, session, now)
+
+    def _let_in(self, session: Session, now: float) -> None:
+        request = session.queue.popleft()
+        request.parked_in = None
+        self._knock(request, session, now)
+
+    def _takes_over(self, request: Request, session: Session) -> bool:
+        """Whether a parked turn came to supersede, and the turn that runs now can still be aborted."""
+        turn, lease = request.submit.turn, session.lease
+        running = self._core.requests.by_uid(lease.uid) if lease is not None else None
+        supersedes = turn is not None and turn.on_busy is OnBusy.SUPERSEDE
+        return supersedes and running is not None and running.can_be_aborted
 
     # -- at sight --------------------------------------------------------------------------------------------------
 
@@ -159,7 +171,7 @@ class Door:
             self._grant(request, turn, session, place, now)
         elif takes_over:
             # Its end is decided and being stored: it cannot be undone, but it is over in a moment.
-            self._park(request, session, first=True)
+            self._park(request, session, before_queued=True)
         elif turn.on_busy is OnBusy.QUEUE:
             self._queue(request, session, now)
         elif isinstance(place, Verdict) and place.reason is Reason.PARENT_UNFINISHED:
@@ -176,12 +188,15 @@ class Door:
             return
         self._park(request, session)
 
-    def _park(self, request: Request, session: Session, *, first: bool = False) -> None:
+    def _park(self, request: Request, session: Session, *, before_queued: bool = False) -> None:
+        """`before_queued`: ahead of the turns that only wait, behind those that came to take over as well."""
         request.parked_in = session
-        if first:
-            session.queue.appendleft(request)
-        else:
-            session.queue.append(request)
+        index = len(session.queue)
+        if before_queued:
+            waiting = (at for at, other in enumerate(session.queue) if not other.takes_over)
+            index = next(waiting, index)
+        request.takes_over = before_queued
+        session.queue.insert(index, request)
 
     def _grant(self, request: Request, turn: TurnOf, session: Session, place: Place | Verdict, now: float) -> None:
         restored = self._restored(request, turn, session, place)

@@ -105,6 +105,8 @@ class Request:
     turn: Turn | None = None
     parked_in: Session | None = None
     """The session in whose queue it waits (state ARRIVED)."""
+    takes_over: bool = False
+    """It is parked only until what it came to supersede or replace has been stored."""
     root: bytes = b""
     stops: StopStrings | None = None
     grammar_asked: bool = False
