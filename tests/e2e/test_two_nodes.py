@@ -102,6 +102,24 @@ def test_abort_crosses_nodes_within_a_step_and_a_tenth(server: Server) -> None:
     assert sorted(late)[len(late) // 2] < 2.0
 
 
+def test_fork_and_rollback_go_to_the_worker_that_has_the_pages(server: Server) -> None:
+    """S12: on whichever node."""
+    first = turn(server, "trunk", "hello", create=True)
+    second = turn(server, "trunk", "more")
+    made = server.http.post("/v1/sessions/trunk/fork", json={"id": "twig", "turn": first["id"]})
+    assert made.status_code == 200, made.text
+    assert (made.json()["worker"], made.json()["turns"]) == (first["session"]["worker"], 1)
+    twig = turn(server, "twig", "more")
+    assert twig["choices"][0]["message"]["content"] == second["choices"][0]["message"]["content"]
+    assert twig["usage"]["prompt_tokens"] == second["usage"]["prompt_tokens"]
+    assert twig["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    back = server.http.post("/v1/sessions/trunk/rollback", json={"turn": first["id"]})
+    assert back.status_code == 200, back.text
+    assert (back.json()["head"], back.json()["dropped_turns"]) == (first["id"], 1)
+    again = turn(server, "trunk", "more")
+    assert again["choices"][0]["message"]["content"] == second["choices"][0]["message"]["content"]
+
+
 def test_killed_worker_on_another_node_is_replaced_and_its_session_goes_on(server: Server) -> None:
     """T4."""
     first = turn(server, "orphan", "hello", create=True)
