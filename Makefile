@@ -11,6 +11,7 @@ export RAY_AUTH_MODE ?= disabled
 STAMP := $(VENV)/.ready
 
 $(STAMP): pyproject.toml constraints.txt
+	$(if $(PYTHON),,$(error No Python 3.10-3.13 on the PATH. Install one, or name it: make PYTHON=/path/to/python))
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --constraint constraints.txt torch
@@ -51,7 +52,7 @@ chat: setup
 	$(BIN)/remora chat
 
 bench: setup
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.bench --url $(or $(REMORA_URL),http://127.0.0.1:$(or $(PORT),8000))
 
 bench-in-process: setup
 	$(BIN)/python -m tests.bench --in-process
