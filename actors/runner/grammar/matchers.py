@@ -64,6 +64,7 @@ class Matchers:
         self._tokenizer: Any = None
         self._loading = threading.Lock()
         self._states: dict[int, _State] = {}
+        self._first_bytes = np.array([text[0] if text else -1 for text in vocab_bytes], dtype=np.int16)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -106,9 +107,15 @@ class Matchers:
     def _mask(self, state: _State) -> NDArray[np.bool_]:
         packed = state.matcher.compute_bitmask()
         bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")[: len(self._vocab_bytes)]
-        if state.matcher.is_error() or not bits.any():
+        allowed = bits.view(np.bool_)
+        forced = state.matcher.compute_ff_bytes()
+        if forced:
+            # Where the grammar leaves no choice and the vocabulary cannot spell what it wants, the library allows what
+            # would come after that.
+            allowed = allowed & (self._first_bytes == forced[0])
+        if state.matcher.is_error() or not allowed.any():
             raise DeadEnd(DEAD_END)
-        return bits.view(np.bool_)
+        return allowed
 
 
 def matchers_for(vocab_bytes: Sequence[bytes], eos_ids: frozenset[int]) -> Matchers | str:
