@@ -112,7 +112,7 @@ def test_an_invalid_grammar_is_known_as_such_the_second_time(bench: Callable[...
 
 
 def test_a_timeout_is_told_in_time_and_forgotten(bench: Callable[..., Bench]) -> None:
-    """T10, N65: the child is gone, and the same grammar is tried anew."""
+    """W23, T10, N65: the child is gone, and the same grammar is tried anew."""
     at = bench(0.7)
     for uid in (1, 2):
         began = time.monotonic()
