@@ -185,7 +185,7 @@ def test_session_goes_on_after_a_running_timeout(depth: int) -> None:
 
 
 def test_cancel_and_retry_storm(depth: int) -> None:
-    """K6, A6: field case N23: five long requests cancelled in mid-decode and sent again beside three new ones."""
+    """K6, A6: field case N23, engine's part: five long ones cancelled in mid-decode, and sent again beside new ones."""
     driver = Driver(depth=depth, page_size=4, kv_tokens=512, max_step_tokens=64)
     prompts = [prompt_of(n, 40) for n in range(5)]
     for round_number in range(8):
@@ -203,7 +203,7 @@ def test_cancel_and_retry_storm(depth: int) -> None:
 
 
 def test_three_hundred_abandoned_requests_then_a_full_batch(depth: int) -> None:
-    """A6, K6: field case N13."""
+    """A6, K6: field case N13, engine's part."""
     driver = Driver(depth=depth, page_size=16, kv_tokens=8 * 64, max_running=16, max_step_tokens=512)
     rng = random.Random(3)
     for n in range(300):
@@ -222,7 +222,7 @@ def test_three_hundred_abandoned_requests_then_a_full_batch(depth: int) -> None:
 
 
 def test_low_priority_is_answered_in_a_flood_of_high_priority(depth: int) -> None:
-    """C1, K4: field case N39: it gets its waiting timeout, not later; when the flood ends the others go in order."""
+    """C1, K4: field case N39, engine's part: it times out when it should; after the flood the others go in order."""
     driver = Driver(depth=depth, max_running=1)
     driver.submit("run", A, 20)
     driver.step()

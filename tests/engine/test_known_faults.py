@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import pytest
 
+from actors.engine.effects import GrammarReady
 from actors.engine.request import RequestState
-from actors.messages import Abort, OnBusy, Outcome, Reason, SessionMode, Shutdown, Stage
+from actors.messages import Abort, Grammar, GrammarKind, OnBusy, Outcome, Reason, SessionMode, Shutdown, Stage
 from tests.engine.driver import Driver, Told, expected
 
 A, B, C = list(range(1, 11)), list(range(20, 27)), list(range(40, 45))
@@ -271,3 +272,38 @@ def test_replace_of_everything_on_a_full_tree(depth: int) -> None:
     assert running.end.reason is Reason.SUPERSEDED
     driver.run()
     assert (told.ids, driver.info().turns) == (expected(B, 8), 1)
+
+
+# -- grammars ----------------------------------------------------------------------------------------------------------
+
+WORD = Grammar(kind=GrammarKind.REGEX, text="[a-f]{10}x")
+
+
+def test_timeout_of_a_grammar_is_retryable_and_the_next_try_succeeds(depth: int) -> None:
+    """E2: W23: session case T10: told apart from an invalid one, whatever text comes with it."""
+    driver = Driver(depth=depth)
+    driver.hold_grammars = True
+    slow = driver.submit("a", A, 20, grammar=WORD)
+    uid = driver.engine.core.requests.by_rid("t", "a").uid
+    driver.handle(GrammarReady(uid=uid, timed_out=True, error="not compiled within 5 s"))
+    assert (slow.end.reason, slow.end.stage) == (Reason.GRAMMAR_TIMEOUT, Stage.GRAMMAR)
+    driver.hold_grammars = False
+    again = driver.submit("b", A, 20, grammar=WORD)
+    driver.run()
+    assert (again.end.outcome, len(again.ids)) == (Outcome.STOP, 12)
+
+
+def test_grammar_that_is_told_of_twice_changes_nothing(depth: int) -> None:
+    """E1: while it runs, and while a step in flight still names it after its end."""
+    driver = Driver(depth=depth)
+    told = driver.submit("a", A, 20, grammar=WORD)
+    uid = driver.engine.core.requests.by_rid("t", "a").uid
+    driver.step()
+    driver.handle(GrammarReady(uid=uid))
+    driver.handle(GrammarReady(uid=uid, error="wrong after all"))
+    assert told.end is None
+    driver.launch()
+    driver.abort(rids=("a",))
+    driver.handle(GrammarReady(uid=uid, timed_out=True))
+    driver.run()
+    assert told.end.reason is Reason.CLIENT_ABORT

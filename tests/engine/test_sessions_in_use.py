@@ -51,7 +51,7 @@ def test_long_turns_in_both_modes_keep_their_session(depth: int, mode: SessionMo
 
 
 def test_hundreds_of_idle_sessions_expire_without_a_trace(depth: int) -> None:
-    """S8, S10, K4: field case N17: most were never used; plain requests run beside them; all tables end empty."""
+    """S8, S10, K4: field case N17, engine's part: most were never used; all tables end empty."""
     driver = Driver(depth=depth, page_size=4, kv_tokens=512, prefix_cache=False)
     for n in range(400):
         driver.open(f"s{n}", idle_timeout_s=30.0)
