@@ -41,6 +41,11 @@ class Weather:
     seen: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
+    @property
+    def bearable(self) -> set[str]:
+        """How any turn may end just now."""
+        return {"left", *LOSS_REASONS} if self.losses else set()
+
     def fault(self, text: str) -> None:
         self.faults.append(text)
         print(f"FAULT {text}", file=sys.stderr, flush=True)
@@ -136,7 +141,7 @@ class Driver:
             if self.worker not in (None, worker) and not self.weather.losses:
                 self.fault(f"{turn.rid} ran on {worker}, not on {self.worker}")
             self.worker = worker
-        allowed = EXPECTED_REASONS | {"left", "length", "abort"} | (LOSS_REASONS if self.weather.losses else set())
+        allowed = EXPECTED_REASONS | {"left", "length", "abort"} | self.weather.bearable
         if outcome not in allowed:
             self.fault(f"{turn.rid}: {answer.status} {outcome} {answer.body[:300]!r}")
 
