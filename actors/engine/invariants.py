@@ -54,6 +54,8 @@ def _check_pages(engine: Engine) -> None:
         _ensure(len(slot.pages) == kv.pages_for(slot.length), f"slot of {session}: pages and length disagree")
         borrowers = sum(table.slot == session for table in kv.tables().values())
         _ensure(borrowers == slot.borrowers, f"slot of {session}: {slot.borrowers} borrowers, {borrowers} found")
+    idle = {session: len(slot.pages) for session, slot in kv.slots().items() if not slot.borrowers}
+    _ensure(kv.evictable() == idle, f"slots {kv.evictable()} are taken for idle, {idle} are")
 
 
 def _check_requests(engine: Engine) -> None:

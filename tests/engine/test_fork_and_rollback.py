@@ -128,15 +128,31 @@ def test_the_first_turn_of_a_fork_finds_the_whole_pages_it_shares(driver: Driver
     assert undisturbed.end.cached_tokens in (len(contexts[3]), len(contexts[3]) - 1)
 
 
-def test_a_fork_of_the_head_may_say_nothing_new(driver: Driver) -> None:
-    """S4: empty input is legal; K2: the source's pages are not written by it."""
+def test_a_fork_may_say_nothing_new(driver: Driver) -> None:
+    """S4: empty input is legal, and its last token is computed again: not in a page that the source reads, though."""
     driver.open()
-    contexts = fill(driver, 1, size=24)
-    driver.fork("f")
+    contexts = fill(driver, 2, size=24)
+    driver.fork("f", "r1")
     told = finished(driver, "f1", [], session_id="f")
+    assert len(contexts[1]) == 32
     assert told.ids == expected(contexts[1], 8)
-    assert told.end.cached_tokens <= len(contexts[1]) - 1
-    assert finished(driver, "r2", [5]).ids == expected(contexts[1] + [5], 8)
+    assert told.end.cached_tokens == whole_pages(driver, 31)
+    assert finished(driver, "r3", [5]).ids == expected(contexts[2] + [5], 8)
+
+
+def test_a_fork_of_another_branch_finds_its_pages_by_content(depth: int) -> None:
+    """K3: the source's slot has only the root in common with it; the index has the rest."""
+    driver = Driver(depth=depth, page_size=4, kv_tokens=320)
+    driver.open(mode=SessionMode.TREE)
+    root = finished(driver, "root", [1] * 8)
+    left = finished(driver, "left", [2] * 20, parent="root")
+    finished(driver, "right", [3] * 20, parent="root")
+    driver.fork("f", "left")
+    context = [1] * 8 + root.ids + [2] * 20 + left.ids
+    assert driver.info("f").resident_tokens == 16
+    told = finished(driver, "f1", [4], session_id="f")
+    assert told.end.cached_tokens == whole_pages(driver, len(context) - 1)
+    assert told.ids == expected([*context, 4], 8)
 
 
 def test_a_fork_of_a_branch_leaves_the_other_branches_out(driver: Driver) -> None:
@@ -223,6 +239,8 @@ def test_the_next_turn_goes_on_from_where_the_rollback_went(driver: Driver, mode
     answer = driver.rollback("r2")
     assert (answer.reason, answer.dropped) == (None, 2)
     assert (answer.info.head, answer.info.turns, answer.info.tokens) == ("r2", 2, len(contexts[2]))
+    assert answer.info.resident_tokens == whole_pages(driver, len(contexts[2]))
+    assert held(driver) == answer.info.resident_tokens // driver.engine.settings.page_size, "the rest is free again"
     told = finished(driver, "new", [99] * 3)
     assert told.end.prompt_tokens == len(contexts[2]) + 3
     assert told.end.cached_tokens == whole_pages(driver, len(contexts[2]))

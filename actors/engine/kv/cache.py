@@ -103,6 +103,10 @@ class KVCache:
     def slots(self) -> dict[int, Slot]:
         return dict(self._slots)
 
+    def evictable(self) -> dict[int, int]:
+        """Slots that may be taken, oldest first, with the number of pages each is counted with."""
+        return dict(self._evictable)
+
     # -- a request's life ------------------------------------------------------------------------------------------
 
     def begin(self, uid: int, tokens: Sequence[int], root: bytes, session: int | None, common: int) -> int:
