@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -135,6 +136,35 @@ def test_errors_are_the_clients_own_kinds(server: Server) -> None:
     body = late.value.body
     assert isinstance(body, dict)
     assert body["reason"] == "running_timeout"
+
+
+def test_response_format(server: Server) -> None:
+    """G01: structured output as the client's own types have it; an unusable schema is its BadRequestError."""
+    client = server.client(max_retries=0)
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}, "count": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["colour", "count"],
+        "additionalProperties": False,
+    }
+
+    def ask(schema: dict[str, Any]) -> str:
+        answer = client.chat.completions.create(
+            model="toy",
+            messages=messages("x"),
+            max_tokens=60,
+            seed=3,
+            response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}},
+        )
+        assert answer.choices[0].finish_reason == "stop"
+        return answer.choices[0].message.content or ""
+
+    value = json.loads(ask(schema))
+    assert value["colour"] in ("red", "blue")
+    assert value["count"] in range(10)
+    with pytest.raises(openai.BadRequestError) as wrong:
+        ask({"type": "nonsense"})
+    assert (wrong.value.code, wrong.value.param) == ("grammar_invalid", "response_format")
 
 
 def test_closing_a_stream_gives_the_pages_back(server: Server) -> None:
