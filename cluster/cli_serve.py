@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -22,6 +24,7 @@ from cluster.usage import UsageError
 from configs import RemoraConfig
 
 LOOK_S = 0.25
+CONNECT_S = 10.0
 
 
 class Stop(BaseException):
@@ -47,13 +50,15 @@ def _run(config: RemoraConfig, signals: Signals) -> None:
     cluster = ray_cluster.planned(config)
     keep_logs = False
     try:
+        if cluster.address is not None:
+            check_address(cluster.address)
         ray_cluster.connect(cluster)
         signals.install()
         ray_cluster.deploy(cluster)
         rows = await_workers(config)
         say(ready_line(config, rows))
         threading.Event().wait()  # Until a signal raises Stop here.
-    except (StoreError, RuntimeError, ConnectionError, ValueError) as error:
+    except (StoreError, RuntimeError, ConnectionError, ValueError, ray_cluster.RayError) as error:
         keep_logs = cluster.folder is not None
         where = f" (logs: {cluster.folder}/session_latest/logs)" if keep_logs else ""
         raise UsageError(f"{error}{where}") from error
@@ -67,6 +72,10 @@ def _run(config: RemoraConfig, signals: Signals) -> None:
 def check_port(host: str, port: int) -> None:
     """Raises UsageError when nobody can listen there."""
     try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host!r}: {error.strerror}. Choose another with HOST or --host.") from None
+    try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -76,19 +85,36 @@ def check_port(host: str, port: int) -> None:
         raise UsageError(f"cannot listen on {host}:{port}: {reason}. Choose another with PORT or --port.") from None
 
 
+def check_address(address: str) -> None:
+    """Raises UsageError when nobody listens at the `host:port` of a cluster to join: Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "//" in address:
+        return  # `auto`, `local` and the like are Ray's to judge.
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"no Ray cluster answers at RAY_ADDRESS={address}: {error}") from None
+
+
 def located(config: RemoraConfig) -> RemoraConfig:
     """Find or fetch the model before anything is started, and say where the sessions' file is, as an absolute path
-    that means the same to every process. Raises UsageError."""
+    that means the same to every process, and whose token ids it holds. Raises UsageError."""
     try:
-        store = f"sqlite:{sqlite_path(config.store.url).absolute()}"
-    except StoreError as error:
+        vocabulary = vocabulary_of(config)
+        path = sqlite_path(config.store.url, default_name=f"sessions-{re.sub('[^A-Za-z0-9]+', '-', vocabulary)}")
+    except (ModelError, StoreError) as error:
         raise UsageError(str(error)) from error
-    if config.workers.runner != "toy":
-        try:
-            resolve(config.model.id, config.model.cache_dir)
-        except ModelError as error:
-            raise UsageError(str(error)) from error
-    return replace(config, store=replace(config.store, url=store))
+    return replace(config, store=replace(config.store, url=f"sqlite:{path.absolute()}", vocabulary=vocabulary))
+
+
+def vocabulary_of(config: RemoraConfig) -> str:
+    """A name for what token ids mean to this model: other weights with the same tokenizer may go on with its
+    sessions. Raises ModelError."""
+    if config.workers.runner == "toy":
+        return "toy"
+    folder = resolve(config.model.id, config.model.cache_dir)
+    digest = hashlib.blake2b((folder.path / "tokenizer.json").read_bytes(), digest_size=4).hexdigest()
+    return f"{model_name(config)} {digest}"
 
 
 def await_workers(config: RemoraConfig) -> list[dict[str, Any]]:

@@ -63,7 +63,7 @@ def open_remote_store(config: RemoraConfig) -> RemoteStore:
             num_cpus=0,
             resources=HEAD_NODE,
         )
-        .remote(config.store.url)
+        .remote(config.store.url, config.store.vocabulary)
     )
     try:
         ray.get(handle.ready.remote(), timeout=config.cluster.start_timeout_s)

@@ -74,6 +74,8 @@ def check(config: RemoraConfig) -> RemoraConfig:
     for path, (value, least) in at_least.items():
         if value < least:
             raise ConfigError(f"{path}: {value} is too small; it must be at least {least}")
+    if config.ingress.port > 65535:
+        raise ConfigError(f"ingress.port: {config.ingress.port} is too large; it must be at most 65535")
     if config.engine.grammar_timeout_s <= 0:
         raise ConfigError(f"engine.grammar_timeout_s: {config.engine.grammar_timeout_s}; it must be above 0")
     if config.engine.depth not in (0, 1):

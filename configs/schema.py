@@ -123,12 +123,15 @@ class IngressConfig:
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Where sessions are kept. `url`: `sqlite:PATH`, or empty for a file in the user's state folder.
+    """Where sessions are kept. `url`: `sqlite:PATH`, or empty for a file in the user's state folder, one per model.
 
+    `vocabulary`: whose token ids these are; a store that holds sessions of another is refused. Empty = not checked;
+    `remora serve` fills it in.
     `commit_timeout_s`: how long a finished turn waits for the store before it ends with an error (rule T1).
     """
 
     url: str = ""
+    vocabulary: str = ""
     commit_timeout_s: float = 30.0
 
 

@@ -216,7 +216,10 @@ class Door:
         if isinstance(place, Verdict):
             return place
         if turn.create and len(session.history):
-            text = f"session {session.session_id!r} has {len(session.history)} turns already"
+            text = (
+                f"session {session.session_id!r} has {len(session.history)} turns already; "
+                "leave out `create` to go on with it, or close it first"
+            )
             return Verdict.abort(Reason.SESSION_EXISTS, text, param="session.create")
         keep, input_ids = assemble(place, request.submit, self._core.settings.bos_id)
         prompt = place.base[:keep] + list(input_ids)

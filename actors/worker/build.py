@@ -31,8 +31,8 @@ def compute_threads(config: RemoraConfig) -> int:
 
 
 def _torch_runner(config: RemoraConfig) -> tuple[ModelRunner, int | None]:
-    # Compute threads share their cores with the ingress, the proxy and whatever else runs: spinning at OpenMP's barriers
-    # then costs ten times what sleeping there does. Read when torch is loaded, which is below.
+    # Compute threads share their cores with the ingress, the proxy and whatever else runs: spinning at OpenMP's
+    # barriers then costs ten times what sleeping there does. Read when torch is loaded, which is below.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from actors.model.source import resolve
     from actors.model.tokenizer import Tokenizer

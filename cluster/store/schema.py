@@ -78,6 +78,24 @@ def prepare(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT INTO remora_schema (version) VALUES (?)", (SCHEMA_VERSION,))
 
 
+class OtherVocabulary(Exception):
+    """The token ids in the file mean something else to the model that is to be served."""
+
+
+def claim(connection: sqlite3.Connection, vocabulary: str) -> None:
+    """Note whose token ids the file holds, and refuse another's while there are sessions (rule T6): their history
+    would be read as text that nobody wrote. Runs inside the caller's transaction. Raises OtherVocabulary."""
+    connection.execute("CREATE TABLE IF NOT EXISTS remora_vocabulary (name TEXT NOT NULL)")
+    found = connection.execute("SELECT name FROM remora_vocabulary").fetchone()
+    if found is not None and found[0] == vocabulary:
+        return
+    (sessions,) = connection.execute("SELECT count(*) FROM sessions").fetchone()
+    if found is not None and sessions:
+        raise OtherVocabulary(f"its {sessions} sessions belong to {found[0]}; this is {vocabulary}")
+    connection.execute("DELETE FROM remora_vocabulary")
+    connection.execute("INSERT INTO remora_vocabulary (name) VALUES (?)", (vocabulary,))
+
+
 def _execute(connection: sqlite3.Connection, script: str) -> None:
     """Statement by statement: `executescript` would commit the caller's transaction."""
     for statement in script.split(";\n"):

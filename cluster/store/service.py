@@ -29,8 +29,8 @@ METHODS = frozenset(
 class StoreService:
     """Opens the store of an URL and answers for it, from any thread. Raises StoreError when it cannot be opened."""
 
-    def __init__(self, url: str) -> None:
-        self._store = open_store(url)
+    def __init__(self, url: str, vocabulary: str = "") -> None:
+        self._store = open_store(url, vocabulary)
 
     def answer(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
         """Call a method of the store and say what came of it."""

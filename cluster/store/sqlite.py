@@ -27,7 +27,7 @@ from actors.records import (
 from actors.wire import pack_ids
 from cluster.store.lineage import context_length, copy_chain, drop_descendants
 from cluster.store.rows import SESSION_COLUMNS, TURN_COLUMNS, session_of, turn_of
-from cluster.store.schema import SchemaTooNew, prepare
+from cluster.store.schema import OtherVocabulary, SchemaTooNew, claim, prepare
 
 LOCK_WAIT_S = 10.0
 """How long opening waits for another process to let go of the file (the last owner may be about to end)."""
@@ -40,8 +40,9 @@ _FAILURES = (sqlite3.Error, OSError, OverflowError, ValueError)
 class SqliteStore:
     """Implements `SessionStore`. Any thread may call; calls run one after the other."""
 
-    def __init__(self, path: str | Path, *, lock_wait_s: float = LOCK_WAIT_S) -> None:
-        """Opens the file, or makes it and its folder. Raises StoreError."""
+    def __init__(self, path: str | Path, *, lock_wait_s: float = LOCK_WAIT_S, vocabulary: str = "") -> None:
+        """Opens the file, or makes it and its folder. `vocabulary` names the model whose token ids it is to hold;
+        empty means that nobody checks. Raises StoreError, also when it holds sessions of another."""
         self._path = Path(path)
         self._lock = threading.Lock()
         try:
@@ -56,7 +57,9 @@ class SqliteStore:
             self._db.execute("PRAGMA foreign_keys = ON")
             with self._transaction():
                 prepare(self._db)
-        except (StoreError, SchemaTooNew, *_FAILURES) as error:
+                if vocabulary:
+                    claim(self._db, vocabulary)
+        except (StoreError, SchemaTooNew, OtherVocabulary, *_FAILURES) as error:
             self._db.close()
             raise self._failed(error) from error
 

@@ -195,3 +195,26 @@ def test_the_default_file_lies_in_the_state_folder(tmp_path: Path, monkeypatch: 
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(StoreError, match="sqlite:PATH"):
         open_store(url)
+
+
+def test_sessions_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
+    """T6: token ids of one model are not history to another; an empty file may change hands."""
+    path = tmp_path / "s.sqlite"
+    SqliteStore(path, vocabulary="llama").shut()
+    store = SqliteStore(path, vocabulary="qwen")
+    record = store.create(
+        "t", "s", owner="w", mode=SessionMode.TREE, idle_timeout_s=None, capacity_tokens=None, now=0.0
+    )
+    store.shut()
+    with pytest.raises(StoreError, match="1 sessions belong to qwen; this is llama"):
+        SqliteStore(path, vocabulary="llama")
+    SqliteStore(path).shut()
+    store = SqliteStore(path, vocabulary="qwen")
+    assert store.close("t", "s", record.generation)
+    store.shut()
+    SqliteStore(path, vocabulary="llama").shut()
+
+
+def test_each_model_has_a_default_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert sqlite_path("", "sessions-toy") == tmp_path / "remora" / "sessions-toy.sqlite"
