@@ -60,7 +60,7 @@ async def list_sessions(ingress: Ingress, request: Request) -> Response:
     limit = _limit(request.query_params.get("limit"))
     after = request.query_params.get("after", "")
     rows = await ingress.pool.list_sessions(DEFAULT_TENANT, after=after, limit=limit + 1)
-    data = [_described(row, None) for row in rows[:limit]]
+    data = [_listed(row) for row in rows[:limit]]
     answer = {
         "object": "list",
         "data": data,
@@ -201,6 +201,14 @@ def _described(record: SessionRecord, info: SessionInfo | None) -> dict[str, Any
         "idle_timeout_s": record.idle_timeout_s,
         "capacity_tokens": record.capacity_tokens,
     }
+
+
+def _listed(record: SessionRecord) -> dict[str, Any]:
+    """A row of the list: what the store knows. What only the owner knows takes a GET of the session."""
+    row = _described(record, None)
+    for name in ("state", "resident_tokens", "running_rid", "queued", "idle_s"):
+        del row[name]
+    return row
 
 
 def _freed(closed: object) -> dict[str, int]:
