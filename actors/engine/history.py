@@ -74,6 +74,7 @@ class History:
             del self._turns[name]
         self._head_context = self.context(rid)
         self._head = rid
+        self.last_number = max(turn.number for turn in self._turns.values())  # As if it had been read anew.
 
     def _add(self, turn: TurnRecord) -> None:
         for rid in turn.dropped:

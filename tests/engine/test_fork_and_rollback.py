@@ -242,7 +242,7 @@ def test_the_next_turn_goes_on_from_where_the_rollback_went(driver: Driver, mode
     assert answer.info.resident_tokens == whole_pages(driver, len(contexts[2]))
     assert held(driver) == answer.info.resident_tokens // driver.engine.settings.page_size, "the rest is free again"
     told = finished(driver, "new", [99] * 3)
-    assert told.end.prompt_tokens == len(contexts[2]) + 3
+    assert (told.end.turn, told.end.prompt_tokens) == (3, len(contexts[2]) + 3)
     assert told.end.cached_tokens == whole_pages(driver, len(contexts[2]))
     assert told.ids == expected(contexts[2] + [99] * 3, 8)
     assert driver.info().turns == 3

@@ -35,10 +35,16 @@ def _stored_turns_are_right(store: SimStore, modes: dict[int, SessionMode]) -> N
     """T3, T6, S1: each number once per session, and each rid unless `replace` dropped the turn in between; each text
     that of its whole history; streaming sessions in one line."""
     numbers = Counter((one.commit.generation, one.commit.turn.number) for one in store.accepted)
+    for rollback in store.rollbacks:
+        numbers.subtract((rollback.generation, turn.number) for turn in rollback.dropped)
     for (generation, number), count in numbers.items():
-        assert count == 1, f"T3: turn {number} of session generation {generation} is stored {count} times"
+        assert count <= 1, f"T3: turn {number} of session generation {generation} is stored {count} times"
     present: set[tuple[int, str]] = set()
-    for one in store.accepted:
+    rollbacks = list(store.rollbacks)
+    for index, one in enumerate(store.accepted):
+        while rollbacks and rollbacks[0].after <= index:
+            back = rollbacks.pop(0)
+            present -= {(back.generation, turn.rid) for turn in back.dropped}
         turn = one.commit.turn
         present -= {(one.commit.generation, rid) for rid in turn.dropped}
         assert (one.commit.generation, turn.rid) not in present, f"T2: {turn.rid} is stored twice"
@@ -55,12 +61,14 @@ def _stored_turns_are_right(store: SimStore, modes: dict[int, SessionMode]) -> N
 def _told_turn_is_stored(call: Call, named: list[Accepted]) -> None:
     """T1: an acknowledged turn is in the store as it was told; E5: its usage is that of the stored prompt.
 
-    `named`: stored turns of its name, one at most for each time that the session's id was opened."""
+    `named`: stored turns of its name: one for each time that the session's id was opened, and one more for each
+    rollback that dropped it."""
     assert named, f"T1: {call.name} was acknowledged and never stored"
     as_told = [one for one in named if tuple(call.ids) == one.commit.turn.output_ids]
     assert as_told, f"T1: {call.name} was told other tokens than are stored"
-    accepted = as_told[-1]
-    end, turn = call.ends[0], accepted.commit.turn
+    end = call.ends[0]
+    accepted = next((one for one in as_told if one.commit.turn.number == end.turn), as_told[-1])
+    turn = accepted.commit.turn
     assert end.turn == turn.number, f"{call.name} was told turn {end.turn}, stored is {turn.number}"
     assert end.prompt_tokens == len(accepted.prompt), f"E5: {call.name} was told {end.prompt_tokens} prompt tokens"
     assert end.cached_tokens < max(1, len(accepted.prompt)), f"E5: {call.name}: all of its prompt cached"

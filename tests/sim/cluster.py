@@ -92,6 +92,17 @@ class SimCluster:
 
         self.pool.close("t", session_id, abort, told)
 
+    def fork(self, session_id: str, source_id: str, turn: str | None = None) -> None:
+        """Raises SessionExists, SessionUnknown, TurnUnknown, NoWorker."""
+        record = self.pool.fork("t", session_id, source_id, turn)
+        self.modes[record.generation] = record.mode
+
+    def rollback(self, session_id: str, turn: str) -> None:
+        """Raises SessionUnknown."""
+        self.pool.rollback(
+            "t", session_id, turn, lambda what: self.log.append(f"pool: rollback of {session_id} to {turn}: {what}")
+        )
+
     # -- misfortunes -----------------------------------------------------------------------------------------------
 
     def kill_worker(self, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from actors.messages import CloseSession, OpenSession, SessionClosed, SessionMode
+from actors.messages import CloseSession, ForkSession, OpenSession, RollbackSession, SessionClosed, SessionMode
 from actors.ports import NoWorker
 from actors.records import SessionRecord, SessionUnknown, StoreError
 from cluster.membership import Membership
@@ -17,6 +17,7 @@ from tests.sim.timeline import Timeline
 from tests.sim.worker import Answer, Question, SimWorker
 
 POOL = "pool"
+RETRY_S = 0.1
 DETECT_S = 0.02
 """How long until the pending call that watches a worker sees its death."""
 
@@ -124,6 +125,66 @@ class SimPool:
         ownerless = SessionClosed(known=False)
         self._asked.setdefault(record.owner, []).append(lambda: told(ownerless))
         self._network.send(POOL, record.owner, Question(message, told), refused=lambda: told(ownerless))
+
+    def fork(self, tenant: str, session_id: str, source_id: str, turn: str | None) -> SessionRecord:
+        """Raises SessionExists, SessionUnknown, TurnUnknown, NoWorker."""
+        source = self.place(tenant, source_id)
+        record = self._store.fork(
+            tenant,
+            session_id,
+            source_id=source_id,
+            source_generation=source.generation,
+            turn=turn,
+            owner=source.owner,
+            now=self._timeline.now,
+        )
+        self.directory.put(record)
+        message = ForkSession(
+            tenant=tenant,
+            session_id=session_id,
+            generation=record.generation,
+            epoch=record.epoch,
+            source_id=source_id,
+        )
+        self._network.send(POOL, record.owner, Question(message, lambda value: None))
+        return record
+
+    def rollback(self, tenant: str, session_id: str, turn: str, answered: Callable[[str], None]) -> None:
+        """Asks whoever is the owner until one can say; `answered` gets what came of it."""
+        generation = self._store.get(tenant, session_id).generation
+
+        def ask(tries: int) -> None:
+            try:
+                record = self.place(tenant, session_id)
+            except (SessionUnknown, NoWorker) as error:
+                answered(type(error).__name__)
+                return
+            if record.generation != generation or tries == 0:
+                answered("given up")
+                return
+            heard = False
+
+            def told(value: Any) -> None:
+                nonlocal heard
+                if heard:
+                    return
+                heard = True
+                if value is None or value.ask_again:
+                    self._timeline.after(RETRY_S, lambda: ask(tries - 1))
+                else:
+                    answered(value.reason.value if value.reason else f"{value.dropped} turns dropped")
+
+            message = RollbackSession(
+                tenant=tenant,
+                session_id=session_id,
+                generation=record.generation,
+                epoch=record.epoch,
+                turn=turn,
+            )
+            self._asked.setdefault(record.owner, []).append(lambda: told(None))
+            self._network.send(POOL, record.owner, Question(message, told), refused=lambda: told(None))
+
+        ask(tries=20)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,15 @@ class Accepted:
     prompt: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Rollback:
+    """Turns that a rollback dropped. `after`: how many turns had been accepted then."""
+
+    after: int
+    generation: int
+    dropped: tuple[TurnRecord, ...]
+
+
 class SimStore:
     """Implements `actors.records.SessionStore`.
 
@@ -46,6 +55,7 @@ class SimStore:
     def __init__(self, say: Callable[[str], None]) -> None:
         self.faults: deque[str] = deque()
         self.accepted: list[Accepted] = []
+        self.rollbacks: list[Rollback] = []
         self.closed: set[int] = set()
         self._say = say
         self._rows: dict[Key, Row] = {}
@@ -166,7 +176,9 @@ class SimStore:
         for known in row.turns:
             if known.parent in below:
                 below.add(known.rid)
-        row.turns = [known for known in row.turns if known.rid == turn or known.rid not in below]
+        dropped = tuple(known for known in row.turns if known.rid != turn and known.rid in below)
+        self.rollbacks.append(Rollback(len(self.accepted), generation, dropped))
+        row.turns = [known for known in row.turns if known not in dropped]
         tokens = len(context(row.turns, turn))
         row.record = replace(row.record, turns=len(row.turns), tokens=tokens, last_active_at=now, head=turn)
         self._say(f"store: {session_id} rolled back to {turn}")

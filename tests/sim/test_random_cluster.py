@@ -15,7 +15,7 @@ import pytest
 
 from actors.messages import OnBusy, SessionMode
 from actors.ports import NoWorker
-from actors.records import SessionExists
+from actors.records import SessionExists, SessionUnknown, TurnUnknown
 from tests.sim.cluster import SimCluster, prompt_of
 
 SEEDS = int(os.environ.get("REMORA_SIM_SEEDS", "12"))
@@ -58,6 +58,8 @@ class Chaos:
             (5, self.abort),
             (10, self.open),
             (1, self.close),
+            (3, self.fork),
+            (3, self.rollback),
             (2, self.freeze),
             (3, self.thaw),
             (1, self.kill),
@@ -84,6 +86,18 @@ class Chaos:
 
     def close(self) -> None:
         self.cluster.close(self.random.choice(SESSIONS), abort=self.random.random() < 0.5)
+
+    def fork(self) -> None:
+        source, session_id = self.random.choice(SESSIONS), self.random.choice(SESSIONS)
+        turn = self.random.choice([None, *(self.cluster.turns(source) or [])])
+        with suppress(SessionExists, SessionUnknown, TurnUnknown, NoWorker):
+            self.cluster.fork(session_id, source, turn)
+
+    def rollback(self) -> None:
+        session_id = self.random.choice(SESSIONS)
+        rids = self.cluster.turns(session_id)
+        if rids:
+            self.cluster.rollback(session_id, self.random.choice(rids[-4:]))
 
     def plain(self) -> None:
         self._request({})
@@ -191,8 +205,8 @@ class Chaos:
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
 def test_promises_hold_whatever_happens(seed: int) -> None:
-    """E1, E5, S2, S3, T1, T2, T3, T6, K6: every call ends once; what was acknowledged is stored once, as it was told
-    and as its history gives; and nothing is left anywhere."""
+    """E1, E5, S2, S3, S12, T1, T2, T3, T6, K6: every call ends once; what was acknowledged is stored once, as it was
+    told and as its history gives; and nothing is left anywhere."""
     Chaos(seed).play()
 
 

@@ -13,18 +13,21 @@ from typing import Any
 
 from actors.engine.effects import (
     Effect,
+    EffectResult,
     ForgetSession,
     LoadSession,
+    RollBackTurns,
     SessionForgotten,
     SessionLoaded,
     StoreTurn,
+    TurnsRolledBack,
     TurnStored,
 )
 from actors.engine.engine import Engine
 from actors.engine.invariants import check
 from actors.engine.settings import EngineSettings
 from actors.messages import Event, Reply, Submit, Tokens
-from actors.records import CommitStatus, SessionUnknown, StoreError
+from actors.records import CommitStatus, SessionUnknown, StoreError, TurnUnknown
 from actors.runner.toy import ToyRunner
 from actors.worker.loop import LEASE_LOOK_S, Loop
 from actors.worker.mailbox import Mailbox
@@ -260,7 +263,7 @@ class SimWorker:
             self._put(result)
 
 
-def _ask_store(store: SimStore, effect: Effect, now: float) -> TurnStored | SessionLoaded | SessionForgotten:
+def _ask_store(store: SimStore, effect: Effect, now: float) -> EffectResult:
     """What `actors.worker.store_effects` does, one call at a time."""
     match effect:
         case StoreTurn():
@@ -277,6 +280,14 @@ def _ask_store(store: SimStore, effect: Effect, now: float) -> TurnStored | Sess
             except StoreError as error:
                 return SessionLoaded(session=effect.session, record=None, error=str(error))
             return SessionLoaded(session=effect.session, record=record, turns=tuple(turns))
+        case RollBackTurns():
+            answer = TurnsRolledBack(session=effect.session, ask=effect.ask, turn=effect.turn)
+            place = (effect.tenant, effect.session_id, effect.generation)
+            try:
+                status = store.rollback(*place, epoch=effect.epoch, turn=effect.turn, now=now)
+            except (StoreError, TurnUnknown) as error:
+                return replace(answer, error=str(error) or "unknown turn")
+            return replace(answer, stale=status is CommitStatus.STALE)
         case ForgetSession():
             try:
                 found = store.close(effect.tenant, effect.session_id, effect.generation, epoch=effect.epoch)
