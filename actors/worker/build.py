@@ -31,9 +31,9 @@ def compute_threads(config: RemoraConfig) -> int:
 
 
 def _torch_runner(config: RemoraConfig) -> tuple[ModelRunner, int | None]:
-    # Compute threads share their cores with the ingress, the proxy and whatever else runs: spinning at OpenMP's
-    # barriers then costs ten times what sleeping there does. Read when torch is loaded, which is below.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Compute threads share their cores with the ingress, the proxy and whatever else runs: libgomp's own patience at
+    # barriers then starves everybody, and none at all costs a third of the speed. Read when torch is loaded, below.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     from actors.model.source import resolve
     from actors.model.tokenizer import Tokenizer
     from actors.runner.torch.runner import TorchRunner

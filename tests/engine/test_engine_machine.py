@@ -279,9 +279,11 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "driver"):
             return
         driver = self.driver
-        driver.hold_store = False
+        driver.hold_store = driver.hold_grammars = False
         while driver.effects:
             driver.answer_store()
+        while driver.grammars.held:
+            driver.answer_grammar()
         driver.run(5000)
         self.texts_are_right()
         assert all(told.end is not None for told in driver.told.values())
