@@ -116,5 +116,7 @@ def chat_figures(chats: Sequence[Sequence[Reply]]) -> Figures:
     if all(reply.cached_tokens is not None for reply in replies):
         figures["cached_ratio"] = sum(reply.cached_tokens or 0 for reply in replies) / prompt_tokens
     for number, turn in enumerate(zip(*chats, strict=True), 1):
-        figures[f"ttft_p50_turn_{number}_s"] = statistics.median(reply.ttft_s for reply in turn)
+        waits = [reply.ttft_s for reply in turn]
+        figures[f"ttft_p50_turn_{number}_s"] = statistics.median(waits)
+        figures[f"ttft_p99_turn_{number}_s"] = quantile(waits, 0.99)
     return figures

@@ -180,6 +180,7 @@ def test_chat_figures_are_of_all_turns_and_of_each() -> None:
     figures = chat_figures(chats)
     assert figures["output_tok_s"] == 44 / 10
     assert (figures["ttft_p50_turn_1_s"], figures["ttft_p50_turn_2_s"]) == (2.0, 3.0)
+    assert (figures["ttft_p99_turn_1_s"], figures["ttft_p99_turn_2_s"]) == (3.0, 4.0)
     assert (figures["ttft_p50_s"], figures["ttft_p99_s"], figures["cached_ratio"]) == (2.5, 4.0, 0.25)
     assert "cached_ratio" not in chat_figures([[reply(0, 1, 2, cached_tokens=None)]])
 
@@ -224,7 +225,9 @@ def test_every_workload_runs_against_the_application(
     assert results["decode_3"]["output_tokens"]["median"] == 3 * 100
     assert results["chat"]["output_tokens"]["median"] == 2 * 3 * 6
     assert results["chat"]["cached_ratio"]["least"] > 0
-    assert [name for name in results["chat"] if "turn" in name] == [f"ttft_p50_turn_{n}_s" for n in (1, 2, 3)]
+    assert [name for name in results["chat"] if "turn" in name] == [
+        f"ttft_{quantile}_turn_{n}_s" for n in (1, 2, 3) for quantile in ("p50", "p99")
+    ]
     shown = capsys.readouterr().out
     assert "decode_3" in shown
     assert str(path) in shown
