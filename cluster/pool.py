@@ -64,6 +64,7 @@ class Pool:
         self._adopted = asyncio.Event()
         self._census_at = self._expire_at = clock()
         self._loop: asyncio.Task[None] | None = None
+        self._stopping = False
 
     def start(self) -> None:
         """Begin to adopt, start and watch workers."""
@@ -152,6 +153,7 @@ class Pool:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     async def _stop_loop(self) -> None:
+        self._stopping = True  # `wait_for` may swallow a cancellation that meets its result (before Python 3.12).
         if self._loop is not None:
             self._loop.cancel()
             with suppress(asyncio.CancelledError):
@@ -177,7 +179,7 @@ class Pool:
         self._kick.set()
 
     async def _run(self) -> None:
-        while True:
+        while not self._stopping:
             await self._tick()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._kick.wait(), self._tick_s)

@@ -513,6 +513,19 @@ def test_a_worker_that_is_drained_finishes_its_turn(tmp_path: Path) -> None:
     run(test, tmp_path, workers=1)
 
 
+def test_a_pool_is_given_up_while_its_loop_is_being_woken(tmp_path: Path) -> None:
+    """Before Python 3.12 `wait_for` swallows a cancellation that meets its result: the loop must end all the same."""
+
+    async def test(w: World) -> None:
+        await w.until_ready(1)
+        await asyncio.sleep(0.02)
+        w.pool.set_workers(1)  # Wakes the loop; it has not run yet when it is cancelled.
+        await asyncio.wait_for(w.pool.abandon(), 5)
+
+    for _ in range(20):
+        run(test, tmp_path, workers=1)
+
+
 def test_shutdown_ends_every_worker_and_starts_none(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         ids = await w.until_ready(2)
