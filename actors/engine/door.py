@@ -131,7 +131,7 @@ class Door:
         if isinstance(session, Verdict):
             self._endings.refuse(request, session, now, redirect=session.reason is Reason.WORKER_LOST)
         elif session.state is SessionState.LOADING:
-            self._park(request, session)
+            self._wait_for_history(request, session, now)
         else:
             self._knock(request, session, now)
 
@@ -179,6 +179,15 @@ class Door:
         else:
             text = f"turn {running.submit.rid!r} of this session is running"
             self._endings.refuse(request, Verdict.abort(Reason.SESSION_BUSY, text), now)
+
+    def _wait_for_history(self, request: Request, session: Session, now: float) -> None:
+        """Nobody can be refused for being busy yet, so that whoever comes has to wait; not without end (rule S10)."""
+        limit = self._core.settings.max_queued_turns + 1
+        if len(session.queue) >= limit:
+            text = f"{len(session.queue)} turns wait for this session's history; the limit is {limit}"
+            self._endings.refuse(request, Verdict.abort(Reason.QUEUE_FULL, text), now)
+            return
+        self._park(request, session)
 
     def _queue(self, request: Request, session: Session, now: float) -> None:
         limit = self._core.settings.max_queued_turns

@@ -87,11 +87,12 @@ class Planner:
         return item
 
     def _count(self, request: Request, start: int, count: int) -> None:
-        prompt_part = max(0, min(start + count, request.prompt_len) - start)
-        if request.preemptions:
-            self._core.totals.recomputed_tokens += count if count > 1 else 0
-        else:
-            self._core.totals.prefill_tokens += prompt_part
+        """Each position counts as new once; what a preemption makes be computed again has a counter of its own."""
+        end = start + count
+        first_new = max(start, min(end, request.furthest))
+        self._core.totals.recomputed_tokens += first_new - start
+        self._core.totals.prefill_tokens += max(0, min(end, request.prompt_len) - first_new)
+        request.furthest = max(request.furthest, end)
 
     def _first_forward(self, request: Request, now: float) -> None:
         request.first_forward_at = now

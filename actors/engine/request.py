@@ -100,6 +100,8 @@ class Request:
     """Prompt tokens found in the cache when it first ran. None: it has not run."""
     first_forward_at: float | None = None
     preemptions: int = 0
+    furthest: int = 0
+    """One past the last position that a plan ever covered, in spite of preemptions."""
     preempt_wanted: bool = False
     verdict: Verdict | None = None
     turn: Turn | None = None

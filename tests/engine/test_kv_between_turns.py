@@ -231,3 +231,17 @@ def test_the_same_prompt_computed_side_by_side_is_held_once(depth: int) -> None:
     assert owned <= (10 + 4 * 3 if depth == 0 else 4 * 13)
     driver.run()
     assert [t.ids for t in told] == [expected([*prompt, n], 20) for n in range(4)]
+
+
+def test_every_prompt_token_is_cached_or_prefilled_once_and_the_rest_is_recomputed(depth: int) -> None:
+    """K4, E5: the engine's part of field case N22: prefilled = sum of (P - cached), whatever was preempted, also in
+    the middle of its prompt; what is computed again has a counter of its own."""
+    driver = Driver(depth=depth, page_size=4, kv_tokens=160, max_running=6, max_step_tokens=6)
+    for n in range(3):
+        driver.submit(f"r{n}", prompt_of(n, 12), max_tokens=30, priority=1)
+    driver.submit("long", prompt_of(9, 100), max_tokens=4)
+    driver.run()
+    stats = driver.engine.snapshot()
+    assert stats.preemptions > 0
+    assert stats.prefill_tokens == stats.prompt_tokens - stats.cached_tokens
+    assert stats.recomputed_tokens > 0

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from actors.messages import Outcome, Reason, SessionMode, Stage, TurnOf
+from actors.messages import OnBusy, Outcome, Reason, SessionMode, Stage, TurnOf
 from tests.engine.driver import Driver, expected
 
 A, B, C = list(range(1, 11)), list(range(20, 27)), list(range(40, 45))
@@ -274,3 +274,18 @@ def test_everybody_gets_an_answer(depth: int) -> None:
     assert set(reasons) == {None, Reason.QUEUE_FULL}
     assert reasons.count(None) >= 16
     assert all(t.ids == expected(A, 3) for t in told if t.end.reason is None)
+
+
+def test_a_session_that_is_being_read_lets_no_endless_queue_form() -> None:
+    """S10: until its history is here nobody can be refused for being busy; the queue is limited all the same."""
+    driver = Driver(max_queued_turns=2)
+    driver.open()
+    other = Driver(max_queued_turns=2)
+    other.store = driver.store
+    other.hold_store = True
+    told = [other.turn(f"r{n}", [n + 1], on_busy=OnBusy.QUEUE) for n in range(6)]
+    assert [t.end.reason if t.end else None for t in told] == [None] * 3 + [Reason.QUEUE_FULL] * 3
+    other.hold_store = False
+    other.answer_store()
+    other.run()
+    assert [t.end.outcome for t in told[:3]] == [Outcome.LENGTH] * 3
