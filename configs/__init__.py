@@ -4,6 +4,7 @@ from configs.load import ConfigError, from_tree, load, to_tree
 from configs.schema import (
     ClusterConfig,
     EngineConfig,
+    HibernateConfig,
     IngressConfig,
     ModelConfig,
     RemoraConfig,
@@ -17,6 +18,7 @@ __all__ = [
     "ClusterConfig",
     "ConfigError",
     "EngineConfig",
+    "HibernateConfig",
     "IngressConfig",
     "ModelConfig",
     "RemoraConfig",

@@ -53,6 +53,23 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HibernateConfig:
+    """Where the KV of idle sessions goes when the cache is short of pages (rule K7), for each worker.
+
+    `host_bytes`, `disk_bytes`: budgets of host memory and of files; the least recently used moves on from memory to
+    files, and from files to nothing. 0 and 0 = sessions do not hibernate: a session that was evicted is prefilled from
+    its history. `directory`: where the files are; empty = a folder of the worker's own in the system's temporary one.
+    `below`: copies are made ahead of need while less than this share of the pages is free or could be freed without
+    losing any.
+    """
+
+    host_bytes: int = 2**30
+    disk_bytes: int = 0
+    directory: str = ""
+    below: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
 class SessionConfig:
     """Limits and clocks of sessions. `idle_timeout_s` is the default, `max_idle_timeout_s` what a caller may ask for
     (0 = no limit)."""
@@ -161,6 +178,7 @@ class RemoraConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    hibernate: HibernateConfig = field(default_factory=HibernateConfig)
     sessions: SessionConfig = field(default_factory=SessionConfig)
     timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
     workers: WorkerConfig = field(default_factory=WorkerConfig)

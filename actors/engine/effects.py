@@ -67,7 +67,42 @@ class ReleaseGrammar:
     uid: int
 
 
-Effect = LoadSession | StoreTurn | ForgetSession | RollBackTurns | CompileGrammar | ReleaseGrammar
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveKV:
+    """Copy pages out of the KV cache (rule K7): they become pages `first`, `first` + 1, … of this session's image, in
+    place of what it had from there on. Nobody writes in them until the answer, KVSaved."""
+
+    session: int
+    first: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadKV:
+    """Copy the first pages of a session's image into these. Nobody else uses them until the answer, KVLoaded."""
+
+    session: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropKV:
+    """Forget a session's image, also what is being saved of it. Not answered."""
+
+    session: int
+
+
+Effect = (
+    LoadSession
+    | StoreTurn
+    | ForgetSession
+    | RollBackTurns
+    | CompileGrammar
+    | ReleaseGrammar
+    | SaveKV
+    | LoadKV
+    | DropKV
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,4 +156,38 @@ class GrammarReady:
     timed_out: bool = False
 
 
-EffectResult = SessionLoaded | TurnStored | SessionForgotten | TurnsRolledBack | GrammarReady
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSaved:
+    """`pages`: how many pages, from the first, the session's image has now. Fewer than were asked for if there was no
+    room or no way to write them."""
+
+    session: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLoaded:
+    """`pages`: how many pages, from the first, were read whole and unharmed. The others hold nothing of use."""
+
+    session: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLost:
+    """Unasked: of a session's image only the first `pages` are left; the room was needed for others."""
+
+    session: int
+    pages: int
+
+
+EffectResult = (
+    SessionLoaded
+    | TurnStored
+    | SessionForgotten
+    | TurnsRolledBack
+    | GrammarReady
+    | KVSaved
+    | KVLoaded
+    | KVLost
+)

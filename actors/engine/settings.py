@@ -11,6 +11,8 @@ class EngineSettings:
 
     `vocab_bytes[i]`: bytes of token i, for stop strings; empty when the runner knows no text.
     `no_grammars`: why the runner cannot hold an output to a grammar; empty when it can.
+    `hibernate_below`: copies of idle sessions' KV are made while less than this share of the pages is free or could be
+    freed without losing any (rule K7). 0: sessions do not hibernate.
     """
 
     page_size: int
@@ -21,6 +23,7 @@ class EngineSettings:
     bos_id: int | None = None
     vocab_bytes: tuple[bytes, ...] = ()
     no_grammars: str = ""
+    hibernate_below: float = 0.0
     max_step_tokens: int = 256
     max_running: int = 64
     max_waiting: int = 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +18,8 @@ class RunnerInfo:
     `eos_ids`: tokens that end a reply. `token_bytes(i)` is `vocab_bytes[i]`: the bytes token i stands for, empty for
     control tokens; an empty tuple means that the runner knows no text (stop strings are then refused).
     `no_grammars`: why outputs cannot be held to a grammar; empty if they can.
+    `page_bytes`: size of one page outside the cache, 0 if pages cannot leave it. `kv_format`: what these bytes mean
+    (dtype, shape, model); pages go only between runners that say the same.
     """
 
     name: str
@@ -28,6 +31,8 @@ class RunnerInfo:
     vocab_bytes: tuple[bytes, ...] = ()
     description: str = ""
     no_grammars: str = "this runner knows no grammars"
+    page_bytes: int = 0
+    kv_format: str = ""
 
 
 class StepHandle(Protocol):
@@ -37,12 +42,27 @@ class StepHandle(Protocol):
         """Block until the step is done. Call once."""
 
 
+class PagesRead(Protocol):
+    """Pages on their way out of the cache."""
+
+    def wait(self) -> bytes:
+        """Block until they are copied: `page_bytes` for each page, in the order they were asked for. Call once."""
+
+
+class PagesWritten(Protocol):
+    """Pages on their way into the cache."""
+
+    def wait(self) -> None:
+        """Block until they are there. Call once."""
+
+
 class ModelRunner(Protocol):
     """Runs plans in the order of launch. Keeps K/V for every page; nothing else outlives a step but the last sampled
     tokens, which `PlanItem.pending` refers to.
 
     `launch` may return before the work is done; it must have read everything it needs from the plan by then.
-    A runner is used from one thread.
+    Steps are launched from one thread; pages may be read and written from another, between the steps that run: the
+    caller sees to it that nobody writes in a page that is read, or uses one that is written.
     """
 
     @property
@@ -53,5 +73,12 @@ class ModelRunner(Protocol):
         """Where the grammars of constrained requests are opened before their first step. None: it knows none."""
 
     def launch(self, plan: StepPlan) -> StepHandle: ...
+
+    def read_pages(self, pages: Sequence[int]) -> PagesRead:
+        """Copy pages out in the exchange layout [page][layer][K, V][slot][kv head][dim]. Ask for few at a time: no step
+        runs meanwhile."""
+
+    def write_pages(self, pages: Sequence[int], data: bytes) -> PagesWritten:
+        """Put pages back that `read_pages` of a runner of the same `kv_format` gave. ValueError for another length."""
 
     def close(self) -> None: ...
