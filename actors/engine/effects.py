@@ -79,9 +79,11 @@ class SaveKV:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadKV:
-    """Copy the first pages of a session's image into these. Nobody else uses them until the answer, KVLoaded."""
+    """Copy pages `first`, `first` + 1, … of a session's image into these. Nobody else uses them until the answer,
+    KVLoaded."""
 
     session: int
+    first: int
     pages: tuple[int, ...]
 
 
@@ -167,7 +169,7 @@ class KVSaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLoaded:
-    """`pages`: how many pages, from the first, were read whole and unharmed. The others hold nothing of use."""
+    """`pages`: how many of the pages asked for, in order, were read whole and unharmed. The rest hold nothing of use."""
 
     session: int
     pages: int
