@@ -171,3 +171,6 @@ class SessionStore(Protocol):
 
     def count(self, tenant: str) -> int:
         """How many sessions of a tenant are open (rule S10)."""
+
+    def figures(self) -> dict[str, object]:
+        """How large it is, for /v1/stats: `sessions` and `turns` it holds, and what else the medium can tell."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from actors import process
 from actors.messages import SessionClosed, SessionMode, SessionRolledBack
 from actors.ports import Member, Placement, WorkerGone
 from actors.records import SessionRecord, SessionStore, StoreError
@@ -24,6 +25,7 @@ from cluster.reconcile import Adopt, reconcile
 from cluster.runtime import Runtime, WorkerSilent
 from cluster.sessions import NO_WORKER_WAIT_S, SessionDesk
 from cluster.store.offload import OffloadedStore
+from cluster.store_watch import StoreWatch
 from configs import RemoraConfig
 
 logger = logging.getLogger("remora.pool")
@@ -55,6 +57,7 @@ class Pool:
         self._clock = clock
         self._desired = config.workers.count
         self._store = OffloadedStore(store)
+        self._watch = StoreWatch(self._store)
         self._fleet = Fleet(runtime, config.cluster, self.pool_id, clock, self._on_death)
         self._desk = SessionDesk(
             self._fleet, runtime, self._store, config.sessions, wait_s=wait_s, wall_clock=wall_clock
@@ -147,8 +150,10 @@ class Pool:
             "failed_starts": self._fleet.failed_starts,
             "last_failure": self._fleet.last_failure,
             "deaths": [{"worker": one.worker_id, "cause": one.cause} for one in dead[-MAX_DEATHS_SHOWN:]],
+            "held_sessions": self._desk.held,
+            "process": process.figures([asyncio.get_running_loop()]),
         }
-        return {"workers": rows, "pool": pool}
+        return {"workers": rows, "pool": pool, "store": await self._watch.figures(STATS_S)}
 
     # -- inside ----------------------------------------------------------------------------------------------------
 

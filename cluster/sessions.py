@@ -170,6 +170,11 @@ class SessionDesk:
         orphans = [record for record in candidates if not self._fleet.members.alive(record.owner)]
         return sum([await self._expire(record) for record in orphans])
 
+    @property
+    def held(self) -> int:
+        """Sessions that are being opened, placed, moved or closed just now."""
+        return len(self._locks) + len(self._closing)
+
     # -- inside ----------------------------------------------------------------------------------------------------
 
     async def _make(

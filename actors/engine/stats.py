@@ -32,6 +32,10 @@ class EngineStats:
     tombstones: int
     clocks: int
     compiling: int
+    unreturned: int = 0
+    """Requests that have ended or not, whose pages are not all back."""
+    recently_ended: int = 0
+    """Names of requests that ended a moment ago, kept for as long as a tombstone."""
 
 
 def snapshot(core: Core) -> EngineStats:
@@ -57,4 +61,6 @@ def snapshot(core: Core) -> EngineStats:
         tombstones=len(core.tombstones),
         clocks=len(core.clocks),
         compiling=core.requests.num_compiling,
+        unreturned=len(core.requests),
+        recently_ended=len(core.ended),
     )

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from actors import process
 from actors.ingress.chat_messages import text_bytes
 from actors.ingress.errors import ApiError, Invalid
 from actors.ingress.metrics import Metrics
@@ -80,6 +81,7 @@ class Ingress:
             "running": len(self.router.running),
             "lines": self.router.channels.open_lines(),
             "cached_placements": self.router.cached_placements,
+            "process": process.figures([asyncio.get_running_loop()]),
         }
 
     def _render(self, request: ChatRequest) -> Prompt:

@@ -18,6 +18,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from actors import process
 from actors.messages import Abort, Event, Reply, Submit
 from actors.ports import WorkerGone
 from actors.records import SessionStore
@@ -41,6 +42,8 @@ class WorkerActor:
         self._shell = WorkerShell(worker_id, self._config, runner, store, bos_id=bos_id)
         self._shell.start()
         self._heard_from_pool_at = time.monotonic()
+        self._loops: set[asyncio.AbstractEventLoop] = set()
+        """One of each concurrency group that has been heard."""
         threading.Thread(target=self._watch, name="remora-lease", daemon=True).start()
 
     async def submit(self, message: bytes) -> None:
@@ -48,6 +51,7 @@ class WorkerActor:
 
     @ray.method(concurrency_group="channel")
     async def poll(self, ingress_id: str, acknowledged: int) -> bytes:
+        self._loops.add(asyncio.get_running_loop())
         return await self._shell.poll_frame(ingress_id, acknowledged)
 
     @ray.method(concurrency_group="control")
@@ -67,6 +71,7 @@ class WorkerActor:
     async def heartbeat(self, pool_id: str) -> dict[str, object]:
         """Stats, and the pool's sign of life to this worker."""
         self._heard_from_pool_at = time.monotonic()
+        self._loops.add(asyncio.get_running_loop())
         return self._row()
 
     @ray.method(concurrency_group="control")
@@ -80,7 +85,11 @@ class WorkerActor:
         await asyncio.get_running_loop().run_in_executor(None, self._shell.stop)
 
     def _row(self) -> dict[str, object]:
-        return {**self._shell.stats(), "node_id": ray.get_runtime_context().get_node_id()}
+        return {
+            **self._shell.stats(),
+            "node_id": ray.get_runtime_context().get_node_id(),
+            "process": process.figures(self._loops),
+        }
 
     def _watch(self) -> None:
         """A detached actor nobody owns must end by itself; so must one whose loop has died of a bug."""

@@ -16,6 +16,10 @@ class Mailbox:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Letter | None] = queue.SimpleQueue()
 
+    def __len__(self) -> int:
+        """Letters that nobody has taken yet."""
+        return self._queue.qsize()
+
     def put(self, letter: Letter) -> None:
         self._queue.put(letter)
 

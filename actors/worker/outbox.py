@@ -84,6 +84,13 @@ class Outbox:
                     del self._peers[name]
         return dead
 
+    def figures(self) -> dict[str, int]:
+        """Ingresses known, events they have still to get (those of an unacknowledged frame count as one), and control
+        messages that have no answer yet."""
+        with self._lock:
+            events = sum(len(peer.events) + bool(peer.unacknowledged) for peer in self._peers.values())
+            return {"ingresses": len(self._peers), "events": events, "asks": len(self._asks)}
+
     @property
     def has_peers(self) -> bool:
         return bool(self._peers)

@@ -213,6 +213,16 @@ class WorkerShell:
             "output_tokens": stats.output_tokens,
             "preemptions": stats.preemptions,
             "evicted_slots": stats.evicted_slots,
+            "tables": {
+                "unreturned": stats.unreturned,
+                "recently_ended": stats.recently_ended,
+                "tombstones": stats.tombstones,
+                "clocks": stats.clocks,
+                "mail": len(self._mailbox),
+                "storing": self._store_effects.waiting,
+                "grammars": self._grammar_effects.compiling,
+                **self._outbox.figures(),
+            },
             "rates": {"prefill_tokens_per_s": prefill_rate, "output_tokens_per_s": decode_rate},
         }
 

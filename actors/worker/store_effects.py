@@ -50,6 +50,11 @@ class StoreEffects:
             case RollBackTurns():
                 self._others.submit(self._roll_back, effect)
 
+    @property
+    def waiting(self) -> int:
+        """Turns that nobody has begun to write."""
+        return self._turns.qsize()
+
     def close(self) -> None:
         """Finish what was asked, then end the threads."""
         self._turns.put(None)

@@ -95,6 +95,10 @@ class RemoteStore:
     def count(self, tenant: str) -> int:
         return int(self._call("count", tenant))
 
+    def figures(self) -> dict[str, object]:
+        figures: dict[str, object] = unwrap(self._link.call("figures", (), {}), StoreError)
+        return figures
+
     def _call(self, method: str, *args: object, **kwargs: object) -> Any:
         give_up_at = time.monotonic() + self._patience_s
         while True:

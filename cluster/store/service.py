@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from actors import process
 from actors.records import StoreError
 from cluster.answers import EXPECTED, OK, Answer, refusal
 from cluster.store.open import open_store
@@ -22,6 +23,7 @@ METHODS = frozenset(
         "owned_by",
         "expired",
         "count",
+        "figures",
     }
 )
 
@@ -37,6 +39,8 @@ class StoreService:
         if method not in METHODS:
             return refusal(StoreError(f"the store has no {method!r}"))
         try:
+            if method == "figures":
+                return OK, {**self._store.figures(), "process": process.figures()}
             return OK, getattr(self._store, method)(*args, **kwargs)
         except EXPECTED as error:
             return refusal(error)

@@ -25,6 +25,7 @@ from actors.records import (
     TurnUnknown,
 )
 from actors.wire import pack_ids
+from cluster.store.figures import figures
 from cluster.store.lineage import context_length, copy_chain, drop_descendants
 from cluster.store.rows import SESSION_COLUMNS, TURN_COLUMNS, session_of, turn_of
 from cluster.store.schema import OtherVocabulary, SchemaTooNew, claim, prepare
@@ -160,6 +161,10 @@ class SqliteStore:
         with self._reading():
             (number,) = self._db.execute("SELECT count(*) FROM sessions WHERE tenant = ?", (tenant,)).fetchone()
             return int(number)
+
+    def figures(self) -> dict[str, object]:
+        with self._reading():
+            return {**figures(self._db, self._path)}
 
     def list_sessions(self, tenant: str, *, after: str = "", limit: int = 100) -> list[SessionRecord]:
         return self._select("tenant = ? AND session_id > ? ORDER BY session_id LIMIT ?", tenant, after, limit)

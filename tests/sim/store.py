@@ -214,6 +214,9 @@ class SimStore:
     def count(self, tenant: str) -> int:
         return sum(key[0] == tenant for key in self._rows)
 
+    def figures(self) -> dict[str, object]:
+        return {"sessions": len(self._rows), "turns": sum(len(row.turns) for row in self._rows.values())}
+
     # -- for tests -------------------------------------------------------------------------------------------------
 
     def turns(self, tenant: str, session_id: str) -> list[TurnRecord]:
