@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from actors.engine.plan import NUM_RESERVED_PAGES, StepPlan, StepResult
 from actors.runner.base import RunnerInfo
+from actors.runner.copied import Copied, check_length
 
 
 class ScriptHandle:
@@ -66,6 +67,14 @@ class ScriptRunner:
                 over = item.output_index >= len(self._script)
                 sampled[item.uid] = self._eos if over else self._script[item.output_index]
         return ScriptHandle(StepResult(sampled=sampled, failed=failed))
+
+    def read_pages(self, pages: Sequence[int]) -> Copied[bytes]:
+        """There is nothing in them: `page_bytes` is 0."""
+        return Copied(b"")
+
+    def write_pages(self, pages: Sequence[int], data: bytes) -> Copied[None]:
+        check_length(pages, data, self._info)
+        return Copied(None)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -8,13 +8,15 @@ where a grammar lets it: what a grammar allows it chooses from by that same hash
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from actors.engine.plan import NUM_RESERVED_PAGES, PlanItem, StepPlan, StepResult
 from actors.runner.base import RunnerInfo
+from actors.runner.copied import Copied, check_length
 from actors.runner.grammar.matchers import DeadEnd, Matchers, matchers_for
 from actors.runner.randomness import splitmix64
 
@@ -66,6 +68,7 @@ class ToyRunner:
         self._clock = clock
         self._sleep = sleep
         self._busy_until = 0.0
+        self._kv_lock = threading.Lock()
         self._last: dict[int, int] = {}
         vocab_bytes = tuple(bytes([i]) if i < 256 else b"" for i in range(TOY_VOCAB_SIZE))
         matchers = matchers_for(vocab_bytes, frozenset({TOY_EOS}))
@@ -80,6 +83,8 @@ class ToyRunner:
             vocab_bytes=vocab_bytes,
             description="toy: next token = hash of the KV read back",
             no_grammars=matchers if isinstance(matchers, str) else "",
+            page_bytes=page_size * self.kv.itemsize,
+            kv_format=f"toy uint64 [{page_size}]",
         )
 
     @property
@@ -95,19 +100,30 @@ class ToyRunner:
             self.step_log.append(tuple(item.uid for item in plan.items))
         sampled: dict[int, int] = {}
         dead_ends: dict[int, str] = {}
-        for item in plan.items:
-            self._write(item)
-        for item in plan.items:
-            if item.samples:
-                try:
-                    sampled[item.uid] = self.choose(item)
-                except DeadEnd as error:
-                    dead_ends[item.uid] = str(error)
+        with self._kv_lock:
+            for item in plan.items:
+                self._write(item)
+            for item in plan.items:
+                if item.samples:
+                    try:
+                        sampled[item.uid] = self.choose(item)
+                    except DeadEnd as error:
+                        dead_ends[item.uid] = str(error)
         # The next step may be launched already and name a request that met its dead end here.
         self._last = {**dict.fromkeys(dead_ends, 0), **sampled}
         now = self._clock()
         self._busy_until = max(now, self._busy_until) + self._step_s
         return ToyHandle(StepResult(sampled=sampled, dead_ends=dead_ends), self._busy_until, self._clock, self._sleep)
+
+    def read_pages(self, pages: Sequence[int]) -> Copied[bytes]:
+        with self._kv_lock:
+            return Copied(self.kv[list(pages)].tobytes())
+
+    def write_pages(self, pages: Sequence[int], data: bytes) -> Copied[None]:
+        check_length(pages, data, self._info)
+        with self._kv_lock:
+            self.kv[list(pages)] = np.frombuffer(data, dtype=np.uint64).reshape(len(pages), -1)
+        return Copied(None)
 
     def close(self) -> None:
         self.kv = np.zeros((0, self._info.page_size), dtype=np.uint64)

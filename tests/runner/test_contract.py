@@ -156,6 +156,77 @@ def test_the_plan_may_change_once_launch_has_returned(make: Make) -> None:
     assert handle.wait().sampled[1] == expected
 
 
+def moved(runner: ModelRunner, pages: list[int], to: list[int], into: ModelRunner | None = None) -> None:
+    """Copy pages out and, of this runner or another, in again."""
+    (into or runner).write_pages(to, runner.read_pages(pages).wait()).wait()
+
+
+def test_pages_that_left_the_cache_go_on_elsewhere(make: Make) -> None:
+    """K7: no step can tell them from those they are copies of, whatever became of the old ones, whichever runner of
+    this kind they come back to."""
+    prompt, pages = [5, 6, 7, 8, 9, 10], [2, 3, 4, 5]
+    expected = continuation(make(), 1, prompt, pages, 8)
+    runner, another = make(), make()
+    known = continuation(runner, 1, prompt, pages, 3)
+    data = runner.read_pages(pages[:2]).wait()
+    assert len(data) == 2 * runner.info.page_bytes
+    continuation(runner, 2, [30, 31, 32, 33, 34, 35, 36], pages, 6)  # Nothing is left of what they held.
+    for one in (runner, another):
+        one.write_pages([20, 11], data).wait()
+        got, table = list(known), [20, 11, 7, 8]
+        while len(got) < 8:
+            at = len(prompt) + len(got) - 1
+            got.append(run(one, item(3, at, got[-1:], table, output_index=len(got)))[3])
+        assert got == expected
+
+
+def test_pages_are_read_in_the_order_they_are_asked_for(make: Make) -> None:
+    runner = make()
+    continuation(runner, 1, [5, 6, 7, 8, 9, 10, 11, 12, 13], [2, 3, 4], 1)
+    each = {page: runner.read_pages([page]).wait() for page in (2, 3, 4)}
+    assert runner.read_pages([4, 2, 3]).wait() == each[4] + each[2] + each[3]
+    assert len(set(each.values())) == (3 if runner.info.page_bytes else 1)
+    moved(runner, [4, 2, 3], [9, 8, 7])
+    assert runner.read_pages([8, 7, 9]).wait() == each[2] + each[3] + each[4]
+    assert runner.read_pages([]).wait() == b""
+
+
+def test_a_step_that_runs_meanwhile_is_not_touched(make: Make) -> None:
+    """K7: copies fall between steps; other pages than those asked for stay as they are."""
+    prompt, pages = [5, 6, 7, 8, 9], [2, 3, 4]
+    expected = continuation(make(), 1, prompt, pages, 6)
+    runner = make()
+    continuation(runner, 2, [40, 41, 42, 43, 44], [10, 11], 1)
+    tokens = []
+    for index in range(6):
+        fresh = tokens[-1:] if index else prompt
+        one = item(1, 0 if not index else len(prompt) + index - 1, fresh, pages, output_index=index)
+        handle = runner.launch(StepPlan(index + 1, (one,)))
+        out = runner.read_pages([10, 11])
+        tokens.append(handle.wait().sampled[1])
+        runner.write_pages([12 + 2 * index, 13 + 2 * index], out.wait()).wait()
+    assert tokens == expected
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_pages_of_another_length_are_refused(make: Make, difference: int) -> None:
+    """K7: and nothing of them is taken."""
+    runner = make()
+    size = runner.info.page_bytes
+    before = runner.read_pages([2, 3]).wait()
+    for length in {max(0, 2 * size + difference), 2 * size + difference * size} - {2 * size}:
+        with pytest.raises(ValueError, match="bytes for 2 pages"):
+            runner.write_pages([2, 3], b"\1" * length)
+    assert runner.read_pages([2, 3]).wait() == before
+
+
+def test_a_runner_says_what_its_pages_are(make: Make) -> None:
+    """K7: the same every time, and something only where pages can leave."""
+    info = make().info
+    assert make().info.kv_format == info.kv_format
+    assert bool(info.kv_format) == bool(info.page_bytes)
+
+
 def test_a_closed_runner_lets_go_of_its_kv(saved: Callable[[str], tuple[Path, Any]]) -> None:
     """`close` gives the memory back, whoever still holds the runner; twice is once."""
     runner = tiny.runner(saved("llama")[0])

@@ -159,3 +159,54 @@ def test_dtypes_are_named() -> None:
     assert choose_dtype("auto", cpu) in (torch.bfloat16, torch.float32)
     with pytest.raises(ValueError, match="'int8' is not one of auto, float32, bfloat16, float16"):
         choose_dtype("int8", cpu)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_pages_leave_in_the_exchange_layout(saved: Saved, dtype: str) -> None:
+    """K7: [page][layer][K, V][slot][kv head][dim], in the cache's own dtype, bit for bit, also NaN."""
+    runner = tiny.runner(saved("llama")[0], dtype=dtype, page_size=4, kv_tokens=64)
+    assert runner._model is not None
+    kv = runner._model.kv
+    with torch.inference_mode():
+        kv.copy_(torch.randn(kv.shape))
+        kv[1, 0, 5, 2, 1, 3] = float("nan")
+    data = runner.read_pages([5, 9]).wait()
+    assert len(data) == 2 * runner.info.page_bytes
+    there = torch.frombuffer(bytearray(data), dtype=kv.dtype).view(2, *kv.shape[:2], *kv.shape[3:])
+    for row, page in enumerate((5, 9)):
+        assert torch.equal(there[row].nan_to_num(7.0), kv[:, :, page].nan_to_num(7.0))
+    before = kv.clone()
+    runner.write_pages([3, 4], data).wait()
+    before[:, :, 3], before[:, :, 4] = before[:, :, 5], before[:, :, 9]
+    assert torch.equal(kv.nan_to_num(7.0), before.nan_to_num(7.0))
+    runner.close()
+
+
+def test_pages_that_are_not_there_are_refused(saved: Saved) -> None:
+    """K7: by an error where it is waited for; the runner goes on."""
+    runner = tiny.runner(saved("llama")[0], page_size=4, kv_tokens=64)
+    size = runner.info.page_bytes
+    for page in (-1, runner.info.num_pages):
+        with pytest.raises(IndexError, match=f"no page {page}"):
+            runner.read_pages([page]).wait()
+        with pytest.raises(IndexError, match=f"no page {page}"):
+            runner.write_pages([page], bytes(size)).wait()
+    assert runner.read_pages([2]).wait() == bytes(size)
+    runner.close()
+
+
+def test_pages_of_another_model_dtype_or_size_have_another_name(saved: Saved, tmp_path: Path) -> None:
+    """K7: also where every shape is the same."""
+    folder = saved("llama")[0]
+    other = tmp_path / "other"
+    tiny.build("llama", seed=1).save_pretrained(other)
+    runners = [
+        tiny.runner(folder),
+        tiny.runner(other),
+        tiny.runner(folder, dtype="bfloat16"),
+        tiny.runner(folder, page_size=8),
+    ]
+    names = [runner.info.kv_format for runner in runners]
+    assert len(set(names)) == len(names)
+    for runner in runners:
+        runner.close()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +19,14 @@ from actors.model.card import ModelCard
 from actors.model.errors import ModelUnusable
 from actors.model.weights import Weights
 from actors.runner.base import RunnerInfo
+from actors.runner.copied import check_length
 from actors.runner.grammar.matchers import Matchers, matchers_for
 from actors.runner.torch.choose import choose
 from actors.runner.torch.decoder import Decoder
+from actors.runner.torch.fingerprint import fingerprint
 from actors.runner.torch.inputs import StepInputs, build_inputs
 from actors.runner.torch.memory import available_bytes
+from actors.runner.torch.pages import TorchPagesRead, TorchPagesWritten, from_bytes, gather, page_shape, scatter
 from kernels.attention import AttnConfig, select_backend
 
 logger = logging.getLogger("remora.runner")
@@ -112,6 +116,12 @@ class TorchRunner:
         self._thread = ThreadPoolExecutor(1, "remora-compute", initializer=partial(torch.set_num_threads, threads))
         try:
             self._model: _Model | None = self._thread.submit(self._load, Path(folder), card).result()
+            shape = page_shape(self._model.kv)
+            self._info = replace(
+                self._info,
+                page_bytes=math.prod(shape) * self._dtype.itemsize,
+                kv_format=f"torch {self._dtype} {list(shape)} of {fingerprint(folder)}",
+            )
         except BaseException:
             self._thread.shutdown()
             raise
@@ -126,6 +136,13 @@ class TorchRunner:
 
     def launch(self, plan: StepPlan) -> TorchHandle:
         return TorchHandle(self._thread.submit(self._run, build_inputs(plan, self._info.page_size)))
+
+    def read_pages(self, pages: Sequence[int]) -> TorchPagesRead:
+        return TorchPagesRead(self._thread.submit(self._read, tuple(pages)))
+
+    def write_pages(self, pages: Sequence[int], data: bytes) -> TorchPagesWritten:
+        check_length(pages, data, self._info)
+        return TorchPagesWritten(self._thread.submit(self._write, tuple(pages), from_bytes(data, self._dtype)))
 
     def close(self) -> None:
         """Let the compute thread end and the memory go."""
@@ -153,6 +170,19 @@ class TorchRunner:
             return torch.zeros(shape, dtype=self._dtype, device=self._device)
         except RuntimeError as error:
             raise ModelUnusable(f"{text}; lower engine.kv_tokens") from error
+
+    @torch.inference_mode()
+    def _read(self, pages: tuple[int, ...]) -> Tensor:
+        return gather(self._loaded().kv, pages)
+
+    @torch.inference_mode()
+    def _write(self, pages: tuple[int, ...], values: Tensor) -> None:
+        scatter(self._loaded().kv, pages, values)
+
+    def _loaded(self) -> _Model:
+        if self._model is None:
+            raise AssertionError("the runner is closed")
+        return self._model
 
     @torch.inference_mode()
     def _run(self, inputs: StepInputs) -> StepResult:
@@ -183,15 +213,14 @@ class TorchRunner:
             return StepResult(sampled={}, failed={inputs.uids[row]: f"{type(error).__name__}: {error}"})
 
     def _compute(self, inputs: StepInputs) -> StepResult:
-        if self._model is None:
-            raise AssertionError("the runner is closed")
+        model = self._loaded()
         for index, uid in inputs.pending:
             inputs.tokens[index] = self._last[uid]
         device, batch = self._device, inputs.batch
         batch.page_table, batch.slots = batch.page_table.to(device), batch.slots.to(device)
         self._attention.plan(batch)
         tokens, positions, wanted = (t.to(device) for t in (inputs.tokens, inputs.positions, inputs.wanted))
-        logits = self._model.decoder.forward(tokens, positions, wanted, self._attention, batch, self._model.kv)
+        logits = model.decoder.forward(tokens, positions, wanted, self._attention, batch, model.kv)
         if not inputs.samples:
             return StepResult(sampled={})
         return choose(logits, inputs.samples, self._last, self._info.eos_ids, self._matchers)
