@@ -83,8 +83,11 @@ class PoolPort(Protocol):
         mode: SessionMode,
         idle_timeout_s: float | None,
         capacity_tokens: int | None,
+        max_sessions: int | None = None,
     ) -> Placement:
-        """Raises SessionExists, NoWorker, StoreError, SessionLimit."""
+        """`max_sessions`: how many this tenant may have open, in place of the configured number (rule S10).
+
+        Raises SessionExists, NoWorker, StoreError, SessionLimit."""
 
     async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
         """The owner of an open session, after finding it a new one if the old is dead or is `avoid` and dead by the
@@ -93,7 +96,9 @@ class PoolPort(Protocol):
     async def close_session(self, tenant: str, session_id: str, *, abort_running: bool) -> object:
         """`SessionClosed`. Raises SessionUnknown, StoreError. Works without a living owner."""
 
-    async def fork_session(self, tenant: str, session_id: str, *, source_id: str, turn: str | None) -> Placement:
+    async def fork_session(
+        self, tenant: str, session_id: str, *, source_id: str, turn: str | None, max_sessions: int | None = None
+    ) -> Placement:
         """A new session that begins with `turn` of another (None: its head), on the worker that has its KV if there is
         room. Raises SessionExists, SessionUnknown, TurnUnknown, NoWorker, StoreError, SessionLimit."""
 

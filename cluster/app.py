@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from actors.ingress.deployment import IngressDeployment
 from cluster.pool_deployment import PoolDeployment, serve_pool_port
 from configs import RemoraConfig, from_tree, load, to_tree
+from configs.keys import keys_in
 from configs.load import check
 
 
@@ -24,8 +27,12 @@ def app(args: Mapping[str, Any]) -> Any:
 
 
 def build_app(config: RemoraConfig) -> Any:
-    """Pool and ingress, tied together."""
-    tree = to_tree(config)
+    """Pool and ingress, tied together. Keys of REMORA_API_KEYS count too: only their hashes travel.
+
+    Raises ConfigError when one of them is not well-formed.
+    """
+    auth = replace(config.auth, keys=(*config.auth.keys, *keys_in(os.environ)))
+    tree = to_tree(replace(config, auth=auth))
     pool_deployment: Any = PoolDeployment  # `serve.deployment` has made them more than classes.
     ingress_deployment: Any = IngressDeployment
     pool = pool_deployment.options(user_config={"workers": config.workers.count}).bind(tree)

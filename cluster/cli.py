@@ -1,4 +1,4 @@
-"""The command `remora`: serve, chat, status."""
+"""The command `remora`: serve, chat, status, keys."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import yaml
 
+from cluster.client_key import key_header
 from cluster.usage import UsageError
 from configs import ConfigError, RemoraConfig, load
 
@@ -56,7 +58,20 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="workers and sessions of a server that runs")
     status.add_argument("--url", default=url, help="the server (env REMORA_URL, or HOST and PORT)")
     status.set_defaults(run=_status)
+    _add_keys(commands)
     return root
+
+
+def _add_keys(commands: Any) -> None:
+    keys = commands.add_parser("keys", help="API keys of the server").add_subparsers(required=True, metavar="COMMAND")
+    new = keys.add_parser("new", help="make a key: it is shown once, and stored nowhere")
+    new.add_argument("--tenant", required=True, help="whose sessions it opens")
+    new.add_argument("--name", default="", help="what logs call it; default: one with the date")
+    new.add_argument("--admin", action="store_true", help="may also read all stats and abort all requests")
+    new.set_defaults(run=_new_key)
+    check = keys.add_parser("check", help="read a keys file as the server would")
+    check.add_argument("file")
+    check.set_defaults(run=_check_keys)
 
 
 def settings(args: argparse.Namespace) -> RemoraConfig:
@@ -107,13 +122,26 @@ def _serve(args: argparse.Namespace) -> int:
 def _chat(args: argparse.Namespace) -> int:
     from cluster.terminal_chat import chat
 
-    return chat(args.url, system=args.system, max_tokens=args.max_tokens, temperature=args.temperature)
+    options: dict[str, Any] = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+    return chat(args.url, system=args.system, **options, headers=key_header(os.environ))
 
 
 def _status(args: argparse.Namespace) -> int:
     from cluster.cli_status import show_status
 
-    return show_status(args.url)
+    return show_status(args.url, headers=key_header(os.environ))
+
+
+def _new_key(args: argparse.Namespace) -> int:
+    from cluster.cli_keys import make_key
+
+    return make_key(args.tenant, args.name, admin=args.admin)
+
+
+def _check_keys(args: argparse.Namespace) -> int:
+    from cluster.cli_keys import check_file
+
+    return check_file(args.file)
 
 
 if __name__ == "__main__":

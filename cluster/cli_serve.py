@@ -22,6 +22,7 @@ from cluster import environment
 from cluster.store.open import sqlite_path
 from cluster.usage import UsageError
 from configs import RemoraConfig
+from configs.keys import keys_in, read_keys_file
 
 LOOK_S = 0.25
 CONNECT_S = 10.0
@@ -34,10 +35,11 @@ class Stop(BaseException):
 def serve(config: RemoraConfig) -> int:
     """Returns when a signal has ended it. Raises UsageError for what the user can mend."""
     check_port(config.ingress.host, config.ingress.port)
+    check_access(config)
     environment.prepare()
     with Signals() as signals:
         try:
-            _run(located(config), signals)
+            _run(located(with_absolute_files(config)), signals)
         except (Stop, SystemExit):  # Ray's own handler, in place while it starts, raises SystemExit.
             return 0
     return 0
@@ -85,6 +87,15 @@ def check_port(host: str, port: int) -> None:
         raise UsageError(f"cannot listen on {host}:{port}: {reason}. Choose another with PORT or --port.") from None
 
 
+def check_access(config: RemoraConfig) -> None:
+    """Look at what says who may call before anything is started. Raises ConfigError, OSError."""
+    keys_in(os.environ)
+    if config.auth.keys_file:
+        read_keys_file(config.auth.keys_file)
+    if config.ingress.access_log:
+        open(config.ingress.access_log, "a", encoding="ascii").close()
+
+
 def check_address(address: str) -> None:
     """Raises UsageError when nobody listens at the `host:port` of a cluster to join: Ray itself tries for minutes."""
     host, _, port = address.rpartition(":")
@@ -94,6 +105,18 @@ def check_address(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
     except (OSError, OverflowError) as error:
         raise UsageError(f"no Ray cluster answers at RAY_ADDRESS={address}: {error}") from None
+
+
+def with_absolute_files(config: RemoraConfig) -> RemoraConfig:
+    """Paths of files as they mean the same to every process."""
+    keys_file, access_log = (
+        os.path.abspath(path) if path else "" for path in (config.auth.keys_file, config.ingress.access_log)
+    )
+    return replace(
+        config,
+        auth=replace(config.auth, keys_file=keys_file),
+        ingress=replace(config.ingress, access_log=access_log),
+    )
 
 
 def located(config: RemoraConfig) -> RemoraConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -11,14 +12,18 @@ from cluster.usage import UsageError
 TIMEOUT_S = 10.0
 
 
-def show_status(url: str) -> int:
+def show_status(url: str, headers: Mapping[str, str] | None = None) -> int:
     """Raises UsageError when the server cannot be asked."""
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/v1/stats", timeout=TIMEOUT_S)
+        answer = httpx.get(f"{url.rstrip('/')}/v1/stats", headers=headers, timeout=TIMEOUT_S)
         answer.raise_for_status()
         stats = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise UsageError(f"no answer from {url}: {error}") from error
+    if "workers" not in stats:
+        raise UsageError(
+            "the key in REMORA_API_KEY is not an operator's (`admin`), so that it does not see the workers"
+        )
     for line in lines(stats):
         print(line)
     return 0

@@ -110,10 +110,16 @@ class Pool:
         mode: SessionMode,
         idle_timeout_s: float | None,
         capacity_tokens: int | None,
+        max_sessions: int | None = None,
     ) -> Placement:
         await self._adopted.wait()
         return await self._desk.open(
-            tenant, session_id, mode=mode, idle_timeout_s=idle_timeout_s, capacity_tokens=capacity_tokens
+            tenant,
+            session_id,
+            mode=mode,
+            idle_timeout_s=idle_timeout_s,
+            capacity_tokens=capacity_tokens,
+            max_sessions=max_sessions,
         )
 
     async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
@@ -124,9 +130,11 @@ class Pool:
         await self._adopted.wait()
         return await self._desk.close(tenant, session_id, abort_running=abort_running)
 
-    async def fork_session(self, tenant: str, session_id: str, *, source_id: str, turn: str | None) -> Placement:
+    async def fork_session(
+        self, tenant: str, session_id: str, *, source_id: str, turn: str | None, max_sessions: int | None = None
+    ) -> Placement:
         await self._adopted.wait()
-        return await self._desk.fork(tenant, session_id, source_id=source_id, turn=turn)
+        return await self._desk.fork(tenant, session_id, source_id=source_id, turn=turn, max_sessions=max_sessions)
 
     async def rollback_session(self, tenant: str, session_id: str, *, turn: str) -> SessionRolledBack:
         await self._adopted.wait()

@@ -96,8 +96,14 @@ class ServePool:
         mode: SessionMode,
         idle_timeout_s: float | None,
         capacity_tokens: int | None,
+        max_sessions: int | None = None,
     ) -> Placement:
-        options = {"mode": mode, "idle_timeout_s": idle_timeout_s, "capacity_tokens": capacity_tokens}
+        options = {
+            "mode": mode,
+            "idle_timeout_s": idle_timeout_s,
+            "capacity_tokens": capacity_tokens,
+            "max_sessions": max_sessions,
+        }
         placed: Placement = unwrap(await self._call("open_session", (tenant, session_id), options), NoWorker)
         return placed
 
@@ -109,8 +115,10 @@ class ServePool:
         options = {"abort_running": abort_running}
         return unwrap(await self._call("close_session", (tenant, session_id), options), StoreError)
 
-    async def fork_session(self, tenant: str, session_id: str, *, source_id: str, turn: str | None) -> Placement:
-        options = {"source_id": source_id, "turn": turn}
+    async def fork_session(
+        self, tenant: str, session_id: str, *, source_id: str, turn: str | None, max_sessions: int | None = None
+    ) -> Placement:
+        options = {"source_id": source_id, "turn": turn, "max_sessions": max_sessions}
         placed: Placement = unwrap(await self._call("fork_session", (tenant, session_id), options), NoWorker)
         return placed
 

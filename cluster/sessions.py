@@ -69,6 +69,7 @@ class SessionDesk:
         mode: SessionMode,
         idle_timeout_s: float | None,
         capacity_tokens: int | None,
+        max_sessions: int | None = None,
     ) -> Placement:
         """None for a limit: the configured default. Raises SessionExists, NoWorker, StoreError, SessionLimit."""
         idle = self._config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
@@ -85,9 +86,11 @@ class SessionDesk:
                 now=self._wall_clock(),
             )
 
-        return await self._make(tenant, session_id, make)
+        return await self._make(tenant, session_id, make, max_sessions)
 
-    async def fork(self, tenant: str, session_id: str, *, source_id: str, turn: str | None) -> Placement:
+    async def fork(
+        self, tenant: str, session_id: str, *, source_id: str, turn: str | None, max_sessions: int | None = None
+    ) -> Placement:
         """Where the source lives, if there is room: its KV is there. Raises what `open` does, SessionUnknown and
         TurnUnknown. The store does it in one step: whoever dies afterwards, the fork is there or it is not."""
         source = (await self.place(tenant, source_id)).session
@@ -103,7 +106,7 @@ class SessionDesk:
                 now=self._wall_clock(),
             )
 
-        return await self._make(tenant, session_id, make, prefer=source.owner)
+        return await self._make(tenant, session_id, make, max_sessions, prefer=source.owner)
 
     async def rollback(self, tenant: str, session_id: str, *, turn: str) -> SessionRolledBack:
         """Through the owner, which knows whether a turn runs; asked again until it can say, since doing it twice is
@@ -182,13 +185,14 @@ class SessionDesk:
         tenant: str,
         session_id: str,
         make: Callable[[SessionStore, str], SessionRecord],
+        max_sessions: int | None,
         prefer: str | None = None,
     ) -> Placement:
         """A new session, within the limits, on `prefer` if that has room."""
         async with self._locks.hold((tenant, session_id)):
             self._opening[tenant] += 1
             try:
-                await self._check_tenant(tenant, session_id)
+                await self._check_tenant(tenant, session_id, max_sessions)
                 async with self._seats.take(self._config.max_per_worker, prefer) as owner:
                     record = await self._store.run(lambda store: make(store, owner))
                     self.directory.put(record)
@@ -197,8 +201,8 @@ class SessionDesk:
                 self._opening += Counter()  # Drops tenants at zero.
         return Placement(record.owner, record)
 
-    async def _check_tenant(self, tenant: str, session_id: str) -> None:
-        limit = self._config.max_per_tenant
+    async def _check_tenant(self, tenant: str, session_id: str, max_sessions: int | None) -> None:
+        limit = self._config.max_per_tenant if max_sessions is None else max_sessions
         if not limit or await self._store.run(lambda store: store.count(tenant)) + self._opening[tenant] <= limit:
             return
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -84,9 +84,11 @@ class Chat:
             return tree
 
 
-def chat(url: str, *, system: str, max_tokens: int, temperature: float) -> int:
+def chat(
+    url: str, *, system: str, max_tokens: int, temperature: float, headers: Mapping[str, str] | None = None
+) -> int:
     """Raises UsageError when there is no server to talk to."""
-    with httpx.Client(base_url=url.rstrip("/")) as client:
+    with httpx.Client(base_url=url.rstrip("/"), headers=headers) as client:
         conversation = Chat(client, system=system, max_tokens=max_tokens, temperature=temperature)
         try:
             model = conversation.model()

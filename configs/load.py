@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +11,15 @@ from typing import Any, TypeVar
 
 import yaml
 
-from configs.schema import RemoraConfig
+from configs import scaling
+from configs.schema import AuthConfig, RemoraConfig, TenantLimits
 
 T = TypeVar("T")
+
+EVERY_TENANT = "*"
+"""In `tenants`: the limits of those not named."""
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class ConfigError(ValueError):
@@ -48,6 +55,9 @@ def from_tree(cls: type[T], tree: object, path: str = "") -> T:
             known = ", ".join(sorted(hints))
             raise ConfigError(f"{at}: unknown setting; known here: {known}")
         values[key] = _convert(hints[key], value, at)
+    missing = [name for name in _required(cls) if name not in values]
+    if missing:
+        raise ConfigError(f"{path}: {' and '.join(missing)} must be given")
     return cls(**values)
 
 
@@ -84,7 +94,59 @@ def check(config: RemoraConfig) -> RemoraConfig:
         raise ConfigError(f"workers.runner: {config.workers.runner!r}; it must be 'torch' or 'toy'")
     if config.model.dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise ConfigError(f"model.dtype: {config.model.dtype!r}; it must be auto, float32, bfloat16 or float16")
+    for complaint in scaling.complaints(config.autoscale, config.rebalance):
+        raise ConfigError(complaint)
+    check_auth(config.auth)
+    check_tenants(config.tenants, "tenants")
     return config
+
+
+def check_auth(auth: AuthConfig) -> None:
+    """Raises ConfigError, which never repeats what was given for a key's hash: it may be the key itself."""
+    if auth.stats_access not in ("admin", "key", "open"):
+        raise ConfigError(f"auth.stats_access: {auth.stats_access!r}; it must be admin, key or open")
+    if auth.reload_s < 0:
+        raise ConfigError(f"auth.reload_s: {auth.reload_s}; it must be 0 or more")
+    for index, entry in enumerate(auth.keys):
+        check_key(entry, f"auth.keys[{index}]")
+
+
+def check_key(entry: str, path: str) -> None:
+    """Raises ConfigError unless this is TENANT:SHA256 or TENANT:SHA256:admin."""
+    tenant, _, rest = entry.partition(":")
+    sha256, colon, flag = rest.partition(":")
+    if not rest or (colon and flag != "admin"):
+        raise ConfigError(f"{path}: expected TENANT:SHA256 or TENANT:SHA256:admin")
+    check_name(tenant, path)
+    check_sha256(sha256, path)
+
+
+def check_tenants(tenants: Mapping[str, TenantLimits], path: str) -> None:
+    """Raises ConfigError for a limit below 0 or a name that no tenant can have."""
+    for tenant, limits in tenants.items():
+        if tenant != EVERY_TENANT:
+            check_name(tenant, path)
+        for name, value in dataclasses.asdict(limits).items():
+            if value < 0:
+                raise ConfigError(f"{path}.{tenant}.{name}: {value}; it must be 0 or more")
+
+
+def check_name(name: str, path: str) -> None:
+    """Names of tenants and keys are fit for logs as they are. Raises ConfigError."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{path}: a name is 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+
+
+def check_sha256(digest: str, path: str) -> None:
+    """Raises ConfigError."""
+    if not _SHA256.fullmatch(digest):
+        raise ConfigError(f"{path}: a key is given by its SHA-256 in 64 lower-case hex digits, never as it is")
+
+
+def _required(cls: type) -> list[str]:
+    nothing = dataclasses.MISSING
+    fields = dataclasses.fields(typing.cast(Any, cls))
+    return [field.name for field in fields if field.default is nothing and field.default_factory is nothing]
 
 
 def _mapping(value: object, path: str) -> dict[str, Any]:
@@ -103,12 +165,23 @@ def _put(tree: dict[str, Any], dotted: str, value: object) -> None:
 def _convert(hint: Any, value: object, path: str) -> object:
     if dataclasses.is_dataclass(hint):
         return from_tree(typing.cast(type, hint), value, path)
+    if typing.get_origin(hint) is dict:
+        item = typing.get_args(hint)[1]
+        return {str(name): _convert(item, each, f"{path}.{name}") for name, each in _mapping(value, path).items()}
     if typing.get_origin(hint) is tuple:
-        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise ConfigError(f"{path}: expected a list of strings")
-        return tuple(value)
+        return _convert_list(typing.get_args(hint)[0], value, path)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{path}: expected {hint.__name__}, got {value!r}")
     return value
+
+
+def _convert_list(item: Any, value: object, path: str) -> tuple[object, ...]:
+    if dataclasses.is_dataclass(item):
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{path}: expected a list, got {type(value).__name__}")
+        return tuple(_convert(item, each, f"{path}[{index}]") for index, each in enumerate(value))
+    if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
+        raise ConfigError(f"{path}: expected a list of strings")
+    return tuple(value)

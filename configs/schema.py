@@ -111,12 +111,60 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AutoscaleConfig:
+    """How many workers there should be, by what they have to do. Off: `workers.count` of them, always.
+
+    `min_workers`, `max_workers`: never fewer, never more. 0 for the least: after `idle_s` without any request the last
+    worker goes too; the next request starts one, and is held until that is ready.
+    `requests_per_worker`: requests running and waiting that a worker should have; 0 = three quarters of
+    `engine.max_running`. `queue_s`: how long a request may queue before more workers are wanted.
+    `tokens_per_s`: output tokens per second that a worker should make; 0 = not looked at.
+    `kv_share`: how much of its KV cache a worker's requests should need. `idle_kv_share`: how much of the KV of idle
+    sessions counts with that: it can always be had back (rule S10), at the price of a prefill.
+    `up_delay_s`, `down_delay_s`: for how long more, or fewer, must have been wanted before it is done.
+    `margin`: fewer workers are wanted only where these would keep so much below every target.
+    """
+
+    enabled: bool = False
+    min_workers: int = 1
+    max_workers: int = 8
+    requests_per_worker: int = 0
+    queue_s: float = 2.0
+    tokens_per_s: float = 0.0
+    kv_share: float = 0.8
+    idle_kv_share: float = 0.0
+    up_delay_s: float = 5.0
+    down_delay_s: float = 120.0
+    idle_s: float = 600.0
+    margin: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceConfig:
+    """Moving idle sessions off a hot worker between turns (rule P3). Off: a session stays while its worker lives.
+
+    A worker is hot while it holds more than `hot` times the mean of all in requests, and at least `min_requests`, for
+    `delay_s` on end; it gets rid of sessions until it would be at the mean. `max_moves`: sessions moved in one go, and
+    `pause_s` between two goes off one worker. A session that moved stays for `settle_s`.
+    """
+
+    enabled: bool = False
+    hot: float = 1.5
+    min_requests: int = 8
+    delay_s: float = 10.0
+    max_moves: int = 32
+    pause_s: float = 10.0
+    settle_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
 class IngressConfig:
     """The HTTP edge.
 
     `flush_s`: later tokens of a stream are sent at most this often (the first at once).
     `keepalive_after_s`: rule E3. `stall_timeout_s`, `send_buffer_bytes`: rule A8.
     `affinity_headers`: headers that steer placement and nothing else (rule P5).
+    `access_log`: a file for one JSON line per request: no bodies, no keys, ids escaped. Empty = none.
     """
 
     host: str = "127.0.0.1"
@@ -136,20 +184,33 @@ class IngressConfig:
         "session-id",
         "x-litellm-session-id",
     )
+    access_log: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Where sessions are kept. `url`: `sqlite:PATH`, or empty for a file in the user's state folder, one per model.
+    """Where sessions are kept. `url`: `sqlite:PATH`, or empty for a file in the user's state folder, one per model;
+    or `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]` (`rediss://` for TLS, `unix://PATH?db=N` for a socket).
 
     `vocabulary`: whose token ids these are; a store that holds sessions of another is refused. Empty = not checked;
     `remora serve` fills it in.
     `commit_timeout_s`: how long a finished turn waits for the store before it ends with an error (rule T1).
+    `prefix`: begins every key in Redis; clusters that share a Redis need one each.
+    `max_session_bytes`, `max_total_bytes`: of committed turns, of one session and of all together, at 4 bytes a token
+    and 200 a turn; 0 = no limit. A turn that would pass one is not stored and ends with an error (rule S10).
+    `idempotency_ttl_s`: how long results of requests without a session are kept for their Idempotency-Key (rule T2);
+    `max_result_bytes`: of one, `max_results_bytes`: of all together; older ones expire early to make room.
     """
 
     url: str = ""
     vocabulary: str = ""
     commit_timeout_s: float = 30.0
+    prefix: str = "remora"
+    max_session_bytes: int = 0
+    max_total_bytes: int = 0
+    idempotency_ttl_s: float = 86400.0
+    max_result_bytes: int = 2**20
+    max_results_bytes: int = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +234,42 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AuthConfig:
+    """Who may use the HTTP API, and as which tenant (rule S13). Without any key it is open to all, as tenant `default`.
+
+    `keys_file`: keys and limits of tenants (see `configs.keys`); it may change while the server runs, and is looked at
+    every `reload_s`. `keys`: more keys, each `TENANT:SHA256` or `TENANT:SHA256:admin`, where SHA256 is what
+    `remora keys new` prints; REMORA_API_KEYS, where the server is started, adds to them.
+    `stats_access`: who may read /metrics and all of /v1/stats: `admin` (keys with `admin`), `key` (any key), `open`.
+    """
+
+    keys_file: str = ""
+    keys: tuple[str, ...] = ()
+    reload_s: float = 1.0
+    stats_access: str = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What one tenant may use (rule S10). 0 = no limit.
+
+    `requests_per_minute`, `tokens_per_minute` (prompt and completion together) and `concurrent_requests` count requests
+    that generate, in each ingress replica (see `actors.ingress.limits`). `sessions`: how many may be open in the
+    cluster, exactly; 0 = what `sessions.max_per_tenant` says.
+    """
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    concurrent_requests: int = 0
+    sessions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RemoraConfig:
-    """Everything. Load it with `configs.load`."""
+    """Everything. Load it with `configs.load`.
+
+    `tenants`: limits by tenant; `"*"` is for those not named. The keys file may say the same, and wins.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -182,6 +277,10 @@ class RemoraConfig:
     sessions: SessionConfig = field(default_factory=SessionConfig)
     timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
     workers: WorkerConfig = field(default_factory=WorkerConfig)
+    autoscale: AutoscaleConfig = field(default_factory=AutoscaleConfig)
+    rebalance: RebalanceConfig = field(default_factory=RebalanceConfig)
     ingress: IngressConfig = field(default_factory=IngressConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    auth: AuthConfig = field(default_factory=AuthConfig)
+    tenants: dict[str, TenantLimits] = field(default_factory=dict)

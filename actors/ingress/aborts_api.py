@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from actors.ingress.auth import caller_of, require_admin
 from actors.ingress.core import DEFAULT_TENANT, Ingress
 from actors.ingress.errors import Invalid
 from actors.ingress.plain_routes import JsonAnswer, body_fields
@@ -32,8 +33,13 @@ class Found:
 
 
 async def abort_requests(ingress: Ingress, request: Request) -> Response:
-    """Body: any of "rid", "rids", "session", "prefix", "all". Unknown names are no error (rule A4)."""
-    message = read_abort(await body_fields(ingress, request))
+    """Body: any of "rid", "rids", "session", "prefix", "all". Unknown names are no error (rule A4).
+
+    Only requests of the caller's tenant are meant; "all" takes a key with `admin`: it ends what other keys began."""
+    caller = caller_of(request.scope)
+    message = read_abort(await body_fields(ingress, request), caller.tenant)
+    if message.all:
+        require_admin(caller, "Aborting all requests")
     parked = [
         running for running in tuple(ingress.router.running) if not running.submitted and _matches(running, message)
     ]
@@ -51,13 +57,13 @@ async def abort_requests(ingress: Ingress, request: Request) -> Response:
     return JsonAnswer(report)
 
 
-def read_abort(fields: Fields) -> Abort:
+def read_abort(fields: Fields, tenant: str = DEFAULT_TENANT) -> Abort:
     """Raises Invalid naming the field, also when nothing is selected."""
     rid = fields.identifier("rid")
     listed = fields.items("rids", most=MAX_RIDS) or []
     rids = tuple(check_identifier(item, f"rids[{index}]") for index, item in enumerate(listed))
     message = Abort(
-        tenant=DEFAULT_TENANT,
+        tenant=tenant,
         rids=(rid, *rids) if rid is not None else rids,
         session_id=fields.identifier("session"),
         rid_prefix=fields.identifier("prefix"),

@@ -7,11 +7,14 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from actors.ingress import aborts_api, service_api, sessions_api
+from actors.ingress.access_log import AccessLog, open_access_log
+from actors.ingress.auth import Gate
 from actors.ingress.chat_endpoint import ChatEndpoint
 from actors.ingress.core import Ingress
 from actors.ingress.errors import Invalid
@@ -20,14 +23,30 @@ from actors.ingress.plain_routes import Handler, error_answer, plain
 
 
 def build_app(ingress: Ingress) -> Starlette:
-    """When the server ends the application's lifespan, what still runs ends with `Reason.SHUTDOWN`."""
+    """When the server ends the application's lifespan, what still runs ends with `Reason.SHUTDOWN`.
+
+    Raises OSError when the access log cannot be written.
+    """
+
+    path = ingress.config.ingress.access_log
+    log = open_access_log(path) if path else None
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await ingress.close()
+        if log is not None:
+            log.close()
 
-    return Starlette(routes=_routes(ingress), lifespan=lifespan, exception_handlers={HTTPException: _http_error})
+    middleware = [Middleware(Gate, ingress=ingress)]
+    if log is not None:
+        middleware.insert(0, Middleware(AccessLog, handler=log))
+    return Starlette(
+        routes=_routes(ingress),
+        middleware=middleware,
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _http_error},
+    )
 
 
 def _routes(ingress: Ingress) -> list[BaseRoute]:

@@ -9,10 +9,12 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
+from actors.ingress.auth import caller_of
 from actors.ingress.chat_answer import Head
 from actors.ingress.core import Ingress, refused_by_template
 from actors.ingress.errors import GENERIC_INTERNAL, ApiError, from_finished, is_answer
 from actors.ingress.http_io import ClientGone, read_body, request_id_of, send_error, send_whole
+from actors.ingress.keyring import Caller
 from actors.ingress.lifeline import Lifeline
 from actors.ingress.metrics import RequestMeter
 from actors.ingress.openai_chat import ChatRequest, read_chat
@@ -32,14 +34,15 @@ class ChatEndpoint:
         self._ingress = ingress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await ChatExchange(self._ingress, Headers(scope=scope), receive, send).run()
+        await ChatExchange(self._ingress, caller_of(scope), Headers(scope=scope), receive, send).run()
 
 
 class ChatExchange:
     """One request and its answer."""
 
-    def __init__(self, ingress: Ingress, headers: Headers, receive: Receive, send: Send) -> None:
+    def __init__(self, ingress: Ingress, caller: Caller, headers: Headers, receive: Receive, send: Send) -> None:
         self._ingress = ingress
+        self._caller = caller
         self._headers = headers
         self._receive = receive
         self._send = send
@@ -67,6 +70,7 @@ class ChatExchange:
 
     async def _serve(self) -> None:
         config = self._ingress.config
+        self._answer_headers.update(self._ingress.admit(self._caller, self._meter))
         body = await read_body(self._headers, self._receive, config.ingress.max_body_bytes)
         request = read_chat(parse_object(body), self._headers, text=self._ingress.text, config=config)
         life = Lifeline(
@@ -81,7 +85,7 @@ class ChatExchange:
             self._client_gone()
 
     async def _answer(self, request: ChatRequest, life: Lifeline) -> None:
-        call = await self._ingress.prepare(request)
+        call = await self._ingress.prepare(request, self._caller.tenant)
         running = self._ingress.router.start(call, self._meter, self._ingress.metrics.retries.inc)
         self._running = running
         try:

@@ -12,7 +12,9 @@ from typing import Any
 from actors import process
 from actors.ingress.chat_messages import text_bytes
 from actors.ingress.errors import ApiError, Invalid
-from actors.ingress.metrics import Metrics
+from actors.ingress.keyring import Caller, KeyRing
+from actors.ingress.limits import Limiter
+from actors.ingress.metrics import Metrics, RequestMeter
 from actors.ingress.openai_chat import ChatRequest
 from actors.ingress.routing import Call, Router
 from actors.ingress.text import TextModel
@@ -41,7 +43,11 @@ class Ingress:
         self.config = config
         self.clock = clock
         self.metrics = Metrics()
-        self.router = Router(pool, cluster=config.cluster, timeouts=config.timeouts, clock=clock)
+        self.keys = KeyRing(config.auth, config.tenants, self.metrics, clock)
+        self.limiter = Limiter(self.keys.limits, self.metrics, clock)
+        self.router = Router(
+            pool, cluster=config.cluster, timeouts=config.timeouts, max_sessions=self.max_sessions, clock=clock
+        )
         self.started_at = int(time.time())
         self._tokenisers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
 
@@ -49,7 +55,18 @@ class Ingress:
     def pool(self) -> PoolPort:
         return self.router.pool
 
-    async def prepare(self, request: ChatRequest) -> Call:
+    def max_sessions(self, tenant: str) -> int | None:
+        """How many sessions this tenant may have open; None: as many as any."""
+        return self.keys.limits(tenant).sessions or None
+
+    def admit(self, caller: Caller, meter: RequestMeter) -> dict[str, str]:
+        """Let in a request that generates: the first thing to do with one. What it uses is given back, and charged,
+        when its meter ends. Returns headers for the answer. Raises ApiError (429) over a limit."""
+        admission = self.limiter.admit(caller.tenant)
+        meter.on_end = admission.end
+        return admission.headers
+
+    async def prepare(self, request: ChatRequest, tenant: str) -> Call:
         """Tokenise. Raises ApiError for what the template refuses and for what cannot fit."""
         size = text_bytes(request.messages)
         most = self.text.max_context * self.text.max_token_bytes
@@ -65,7 +82,8 @@ class Ingress:
                 prompt = await asyncio.get_running_loop().run_in_executor(self._tokenisers, self._render, request)
         except ValueError as error:
             raise refused_by_template(str(error)) from error
-        return Call(_submit(request, prompt.ids), request.session, request.affinity, prompt.turn_refused)
+        affinity = f"{tenant}\n{request.affinity}" if request.affinity is not None else None
+        return Call(_submit(request, tenant, prompt.ids), request.session, affinity, prompt.turn_refused)
 
     async def close(self) -> None:
         """End what runs with `Reason.SHUTDOWN`. Nothing can be started afterwards."""
@@ -116,12 +134,12 @@ def refused_by_template(why: str) -> ApiError:
     return Invalid("messages", f"The model's chat template refuses these messages: {why}")
 
 
-def _submit(request: ChatRequest, ids: dict[str, Any]) -> Submit:
+def _submit(request: ChatRequest, tenant: str, ids: dict[str, Any]) -> Submit:
     return Submit(
         key="",
         ingress="",
         rid=request.rid,
-        tenant=DEFAULT_TENANT,
+        tenant=tenant,
         sampling=request.sampling,
         priority=request.priority,
         cache_salt=request.cache_salt,

@@ -112,7 +112,7 @@ class ApiError(Exception):
         """Headers of a real HTTP error: what the OpenAI clients look at when they decide about a retry."""
         headers = {"x-should-retry": "true" if self.verdict.retryable else "false", **self.extra_headers}
         if self.verdict.retry_after_s:
-            headers["retry-after"] = str(self.verdict.retry_after_s)
+            headers.setdefault("retry-after", str(self.verdict.retry_after_s))
         return headers
 
 

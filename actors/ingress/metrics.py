@@ -17,6 +17,8 @@ _FIRST_TOKEN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 _BETWEEN_TOKENS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WHOLE_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
+_BEFORE_WORK = frozenset({Stage.INGRESS, Stage.ROUTING, Stage.GRAMMAR, Stage.WAITING})
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -36,6 +38,15 @@ class Metrics:
         )
         self.tokens = Counter("remora_tokens", "Tokens of ended requests, by kind.", ["kind"], registry=registry)
         self.retries = Counter("remora_attempts_repeated", "Attempts made again elsewhere.", registry=registry)
+        self.keys_refused = Counter(
+            "remora_keys_refused", "Requests without a good API key.", ["why"], registry=registry
+        )
+        self.keys_file_usable = Gauge(
+            "remora_keys_file_usable", "1, or 0 while the keys file is broken and the old keys stay.", registry=registry
+        )
+        self.limited = Counter(
+            "remora_requests_limited", "Requests refused by a tenant's limit.", ["limit"], registry=registry
+        )
         self.first_token = _histogram(registry, "remora_time_to_first_token_seconds", _FIRST_TOKEN_S)
         self.between_tokens = _histogram(registry, "remora_inter_token_seconds", _BETWEEN_TOKENS_S)
         self.whole = _histogram(registry, "remora_request_seconds", _WHOLE_S)
@@ -71,6 +82,9 @@ class RequestMeter:
         self.arrived = clock()
         self._last_token: float | None = None
         self.ended = False
+        self.on_end: Callable[[int], None] | None = None
+        """Told once, at the end, how many tokens the request cost."""
+        self._cost = 0
         metrics._begin()
 
     def elapsed_s(self) -> float:
@@ -90,6 +104,8 @@ class RequestMeter:
             self.ended = True
             self._metrics.whole.observe(self.elapsed_s())
             self._metrics._end(outcome, reason, stage)
+            if self.on_end is not None:
+                self.on_end(self._cost)
 
     def end_with(self, finished: Finished) -> None:
         """The worker's own account of the end, token counts included."""
@@ -98,7 +114,15 @@ class RequestMeter:
             counted.labels("prompt").inc(finished.prompt_tokens)
             counted.labels("cached").inc(finished.cached_tokens)
             counted.labels("completion").inc(finished.completion_tokens)
+            self._cost = _cost(finished)
         self.end(finished.outcome, finished.reason, finished.stage)
+
+
+def _cost(finished: Finished) -> int:
+    """Tokens that were worked on: none of a stored answer, nor of a request that ended before its first step."""
+    if finished.replayed or finished.stage in _BEFORE_WORK:
+        return 0
+    return finished.prompt_tokens + finished.completion_tokens
 
 
 def _histogram(registry: CollectorRegistry, name: str, buckets: tuple[float, ...]) -> Histogram:

@@ -82,6 +82,7 @@ class Router:
         cluster: ClusterConfig,
         timeouts: TimeoutConfig,
         park_s: float = 60.0,
+        max_sessions: Callable[[str], int | None] = lambda tenant: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ingress_id = f"ingress-{uuid.uuid4().hex[:12]}"
@@ -90,6 +91,7 @@ class Router:
         self.timeouts = timeouts
         self.park_s = park_s
         self.submit_s = cluster.dead_s
+        self.max_sessions = max_sessions
         self.clock = clock
         self.running: set[Running] = set()
         self._members_ttl_s = cluster.heartbeat_s
@@ -215,6 +217,7 @@ class Router:
                 mode=use.mode or SessionMode.TREE,
                 idle_timeout_s=use.idle_timeout_s,
                 capacity_tokens=use.capacity_tokens,
+                max_sessions=self.max_sessions(tenant),
             )
         except SessionLimit as error:
             raise ApiError(Reason.SESSION_CAPACITY, str(error), param="session", stage=Stage.ROUTING) from None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from actors.ingress import metrics, placement
+from actors.ingress.auth import caller_of, require_admin, sees_all
 from actors.ingress.core import Ingress
 from actors.ingress.errors import model_not_found
 from actors.ingress.plain_routes import JsonAnswer
@@ -46,12 +48,22 @@ async def health(ingress: Ingress, request: Request) -> Response:
 
 
 async def exposition(ingress: Ingress, request: Request) -> Response:
+    if not sees_all(ingress, request):
+        require_admin(caller_of(request.scope), "Reading metrics")
     return Response(ingress.metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
 
 
 async def stats(ingress: Ingress, request: Request) -> Response:
-    """{"workers": [...], "pool": {...}, "ingress": {...}}: workers as they are now, not as they were."""
+    """{"workers": [...], "pool": {...}, "ingress": {...}}: workers as they are now, not as they were. A caller who may
+    not see all tenants' sees its own use of this ingress: {"tenant": {...}}."""
+    if not sees_all(ingress, request):
+        return JsonAnswer({"tenant": _own_use(ingress, caller_of(request.scope).tenant)})
     return JsonAnswer({**await ingress.pool.status(), "ingress": ingress.stats()})
+
+
+def _own_use(ingress: Ingress, tenant: str) -> dict[str, object]:
+    usage = ingress.limiter.usage(tenant)
+    return {"name": tenant, "open_requests": usage.open, "limits": asdict(usage.limits)}
 
 
 def _model(ingress: Ingress) -> dict[str, object]:

@@ -10,7 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from actors.ingress.core import DEFAULT_TENANT, Ingress
+from actors.ingress.auth import caller_of
+from actors.ingress.core import Ingress
 from actors.ingress.errors import GENERIC_INTERNAL, ApiError, Invalid
 from actors.ingress.openai_chat import read_capacity, read_idle_timeout
 from actors.ingress.plain_routes import JsonAnswer, body_fields
@@ -47,7 +48,7 @@ async def open_session(ingress: Ingress, request: Request) -> Response:
         capacity_tokens=read_capacity(fields),
     )
     try:
-        placement = await ingress.router.open_session(DEFAULT_TENANT, session_id, use)
+        placement = await ingress.router.open_session(_tenant(request), session_id, use)
     except SessionExists:
         raise _exists() from None
     log.info("session %a opened on %s", session_id, placement.worker_id)
@@ -59,7 +60,7 @@ async def list_sessions(ingress: Ingress, request: Request) -> Response:
     """GET /v1/sessions?after=&limit=: in order of id, as the store knows them."""
     limit = _limit(request.query_params.get("limit"))
     after = request.query_params.get("after", "")
-    rows = await ingress.pool.list_sessions(DEFAULT_TENANT, after=after, limit=limit + 1)
+    rows = await ingress.pool.list_sessions(_tenant(request), after=after, limit=limit + 1)
     data = [_listed(row) for row in rows[:limit]]
     answer = {
         "object": "list",
@@ -75,10 +76,10 @@ async def get_session(ingress: Ingress, request: Request) -> Response:
     """GET /v1/sessions/{id}: the store's record, and what its owner says of it now."""
     session_id = _path_id(request)
     try:
-        record = await ingress.pool.get_session(DEFAULT_TENANT, session_id)
+        record = await ingress.pool.get_session(_tenant(request), session_id)
     except SessionUnknown:
         raise _unknown() from None
-    info = await _ask_owner(ingress, record, GetSession(tenant=DEFAULT_TENANT, session_id=session_id))
+    info = await _ask_owner(ingress, record, GetSession(tenant=record.tenant, session_id=session_id))
     return JsonAnswer(_described(record, info))
 
 
@@ -89,8 +90,11 @@ async def fork_session(ingress: Ingress, request: Request) -> Response:
     fields = await body_fields(ingress, request, optional=True)
     session_id = fields.identifier("id") or _new_id()
     turn = fields.identifier("turn")
+    tenant = _tenant(request)
     try:
-        placement = await ingress.pool.fork_session(DEFAULT_TENANT, session_id, source_id=source_id, turn=turn)
+        placement = await ingress.pool.fork_session(
+            tenant, session_id, source_id=source_id, turn=turn, max_sessions=ingress.max_sessions(tenant)
+        )
     except SessionExists:
         raise _exists() from None
     except SessionUnknown:
@@ -121,11 +125,11 @@ async def rollback_session(ingress: Ingress, request: Request) -> Response:
     if turn is None:
         raise Invalid("turn", "`turn` must name the turn to go back to.")
     try:
-        done = await ingress.pool.rollback_session(DEFAULT_TENANT, session_id, turn=turn)
+        done = await ingress.pool.rollback_session(_tenant(request), session_id, turn=turn)
         if done.reason is not None:
             param = "turn" if done.reason is Reason.PARENT_UNKNOWN else None
             raise ApiError(done.reason, _why(done), param=param, stage=Stage.ROUTING)
-        record = await ingress.pool.get_session(DEFAULT_TENANT, session_id)
+        record = await ingress.pool.get_session(_tenant(request), session_id)
     except SessionUnknown:
         raise _unknown() from None
     log.info("session %a rolled back to %a", session_id, turn)
@@ -140,9 +144,9 @@ async def close_session(ingress: Ingress, request: Request) -> Response:
         mode = (await body_fields(ingress, request, optional=True)).text("mode", max_bytes=64)
     if mode not in (None, "graceful", "abort"):
         raise Invalid("mode", "`mode` must be 'graceful' or 'abort'.")
-    ingress.router.forget(DEFAULT_TENANT, session_id)
+    ingress.router.forget(_tenant(request), session_id)
     try:
-        closed = await ingress.pool.close_session(DEFAULT_TENANT, session_id, abort_running=mode == "abort")
+        closed = await ingress.pool.close_session(_tenant(request), session_id, abort_running=mode == "abort")
     except SessionUnknown:
         raise _unknown() from None
     if isinstance(closed, SessionClosed) and not closed.known:
@@ -223,6 +227,11 @@ def _why(refused: SessionRolledBack) -> str:
 
 def _new_id() -> str:
     return f"sess-{secrets.token_hex(12)}"
+
+
+def _tenant(request: Request) -> str:
+    """Whose sessions there are, for this caller."""
+    return caller_of(request.scope).tenant
 
 
 def _path_id(request: Request) -> str:

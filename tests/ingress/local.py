@@ -98,6 +98,7 @@ class LocalPool:
         mode: SessionMode,
         idle_timeout_s: float | None,
         capacity_tokens: int | None,
+        max_sessions: int | None = None,
     ) -> Placement:
         owner = min(self._living(), key=lambda worker_id: (len(self.store.owned_by(worker_id)), worker_id))
         record = self.store.create(
@@ -133,7 +134,9 @@ class LocalPool:
             closed = SessionClosed(known=known, turns=record.turns)
         return closed
 
-    async def fork_session(self, tenant: str, session_id: str, *, source_id: str, turn: str | None) -> Placement:
+    async def fork_session(
+        self, tenant: str, session_id: str, *, source_id: str, turn: str | None, max_sessions: int | None = None
+    ) -> Placement:
         source = (await self.place(tenant, source_id)).session
         record = self.store.fork(
             tenant,

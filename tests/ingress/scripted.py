@@ -159,6 +159,7 @@ class ScriptedPool:
         mode: SessionMode,
         idle_timeout_s: float | None,
         capacity_tokens: int | None,
+        max_sessions: int | None = None,
     ) -> Placement:
         if session_id in self.sessions:
             raise SessionExists(session_id)
@@ -198,7 +199,9 @@ class ScriptedPool:
         del self.sessions[session_id]
         return SessionClosed(known=True)
 
-    async def fork_session(self, tenant: str, session_id: str, *, source_id: str, turn: str | None) -> Placement:
+    async def fork_session(
+        self, tenant: str, session_id: str, *, source_id: str, turn: str | None, max_sessions: int | None = None
+    ) -> Placement:
         """Nothing here ever commits a turn."""
         await self.get_session(tenant, source_id)
         if session_id in self.sessions:
