@@ -73,14 +73,74 @@ class TurnCommit:
 
 class CommitStatus(str, Enum):
     """`OK` also for a turn already stored under the same rid and number: commits may be repeated.
-    `STALE`: the epoch or generation is not the current one; the caller no longer owns the session (rule T3)."""
+    `STALE`: the epoch or generation is not the current one; the caller no longer owns the session (rule T3).
+    `SESSION_FULL`, `STORE_FULL`: not stored, since it would take its session, or all sessions together, over their
+    byte cap (rule S10)."""
 
     OK = "ok"
     STALE = "stale"
+    SESSION_FULL = "session_full"
+    STORE_FULL = "store_full"
+
+
+class ResultState(str, Enum):
+    """`RUNNING`: claimed, by `owner`, until its lease ends. `DONE`: `body` answers the request. `EXPIRED`: there was a
+    result; only its name and digest are left, so that it can be said."""
+
+    RUNNING = "running"
+    DONE = "done"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultRecord:
+    """What the store knows of an idempotency key of a request without a session (rule T2).
+
+    `digest` identifies the request's body. `owner` names the attempt that made the claim. `until` is the Unix time at
+    which the state ends: a running claim lapses, a result expires, an expired one is forgotten.
+    """
+
+    state: ResultState
+    digest: bytes
+    owner: str
+    until: float
+    body: bytes = b""
+
+
+class ClaimStatus(str, Enum):
+    """`CLAIMED`: the caller is to run the request. `CONFLICT`: the key was used with another body. The others say in
+    which state the key's record is."""
+
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    DONE = "done"
+    EXPIRED = "expired"
+    CONFLICT = "conflict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultClaim:
+    """Answer to `claim_result`: what came of it, and the key's record as it is afterwards."""
+
+    status: ClaimStatus
+    record: ResultRecord
+
+
+class PutStatus(str, Enum):
+    """`STORED`: also when it was before. `STALE`: another attempt holds the key. `TOO_LARGE`: over the byte cap; the
+    key counts as expired from now on."""
+
+    STORED = "stored"
+    STALE = "stale"
+    TOO_LARGE = "too_large"
 
 
 class StoreError(Exception):
     """The store could not do what was asked (disk full, locked, unreachable). Whether it happened is unknown."""
+
+
+class StoreFull(StoreError):
+    """Nothing was done, since it would take a session, or the store, over its byte cap."""
 
 
 class SessionExists(Exception):
@@ -144,7 +204,7 @@ class SessionStore(Protocol):
         continues from, under their rids and numbers (rule S12).
 
         It has epoch 1, a generation of its own, and the mode and limits of its source, which stays as it is.
-        Raises SessionExists; SessionUnknown when there is no source of that generation; TurnUnknown.
+        Raises SessionExists; SessionUnknown when there is no source of that generation; TurnUnknown; StoreFull.
         """
 
     def rollback(
@@ -174,3 +234,28 @@ class SessionStore(Protocol):
 
     def figures(self) -> dict[str, object]:
         """How large it is, for /v1/stats: `sessions` and `turns` it holds, and what else the medium can tell."""
+
+    # -- results of requests without a session (rule T2), by (tenant, key) ------------------------------------------
+
+    def claim_result(
+        self, tenant: str, key: str, *, digest: bytes, owner: str, now: float, lease_s: float
+    ) -> ResultClaim:
+        """Ask to be the one that runs the request of this key; of many at once, one is told CLAIMED.
+
+        The claim lapses after `lease_s` unless its owner claims again, which it may do as often as it likes.
+        """
+
+    def put_result(
+        self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes, now: float, ttl_s: float
+    ) -> PutStatus:
+        """Keep the result of what `owner` ran, for `ttl_s`; for as long again the key is known as expired.
+
+        A claim that lapsed and that nobody else made since is no obstacle. Older results make room where the byte cap
+        of all together asks for it: they expire early.
+        """
+
+    def get_result(self, tenant: str, key: str, now: float) -> ResultRecord | None:
+        """None for a key that was never claimed, whose claim lapsed or was released, or that has been forgotten."""
+
+    def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
+        """Give a claim up: the request was refused or aborted, and is to run anew. False when it was not `owner`'s."""

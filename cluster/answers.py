@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from actors.ports import NoWorker, SessionLimit
-from actors.records import SessionExists, SessionUnknown, StoreError, TurnUnknown
+from actors.records import SessionExists, SessionUnknown, StoreError, StoreFull, TurnUnknown
 
 Answer = tuple[str, Any]
 """(OK, result), or an exception's name and its message, or (DOWN, why) when there was no answer."""
@@ -15,7 +15,7 @@ DOWN = "down"
 
 _NAMED: dict[str, type[Exception]] = {
     raised.__name__: raised
-    for raised in (SessionExists, SessionUnknown, TurnUnknown, StoreError, NoWorker, SessionLimit)
+    for raised in (SessionExists, SessionUnknown, TurnUnknown, StoreFull, StoreError, NoWorker, SessionLimit)
 }
 EXPECTED = tuple(_NAMED.values())
 """What `refusal` turns into an answer. Anything else is a bug and travels as the exception it is."""

@@ -5,8 +5,10 @@ Run inside the caller's transaction. A session's turns are those of its generati
 
 from __future__ import annotations
 
+import json
 import sqlite3
 
+from cluster.store.limits import BYTES_PER_TOKEN, TURN_BYTES
 from cluster.store.rows import TURN_COLUMNS
 
 _CHAIN = """
@@ -24,7 +26,6 @@ WITH RECURSIVE below (rid) AS (
     SELECT turns.rid FROM turns JOIN below ON turns.parent = below.rid WHERE turns.generation = :generation
 )
 """
-_BYTES_PER_ID = 4
 
 
 def copy_chain(db: sqlite3.Connection, generation: int, target: int, rid: str) -> None:
@@ -44,6 +45,16 @@ def drop_descendants(db: sqlite3.Connection, generation: int, rid: str) -> None:
     )
 
 
+def bytes_held(db: sqlite3.Connection, generation: int, rids: tuple[str, ...] | None = None) -> int:
+    """What a session's turns, or those of these names, count for (`limits.bytes_of`)."""
+    named = "" if rids is None else " AND rid IN (SELECT value FROM json_each(?))"
+    (held,) = db.execute(
+        f"SELECT sum({TURN_BYTES} + length(input_ids) + length(output_ids)) FROM turns WHERE generation = ?{named}",
+        (generation,) if rids is None else (generation, json.dumps(rids)),
+    ).fetchone()
+    return int(held or 0)
+
+
 def context_length(db: sqlite3.Connection, generation: int, rid: str) -> int:
     """Tokens of the context of `rid`: each turn of its chain keeps some of what came before, and adds its own."""
     rows = db.execute(
@@ -53,5 +64,5 @@ def context_length(db: sqlite3.Connection, generation: int, rid: str) -> int:
     )
     length = 0
     for keep, added_bytes in rows:
-        length = min(length, keep) + added_bytes // _BYTES_PER_ID
+        length = min(length, keep) + added_bytes // BYTES_PER_TOKEN
     return length

@@ -6,7 +6,16 @@ import time
 from typing import Any, Protocol
 
 from actors.messages import SessionMode
-from actors.records import CommitStatus, SessionRecord, StoreError, TurnCommit, TurnRecord
+from actors.records import (
+    CommitStatus,
+    PutStatus,
+    ResultClaim,
+    ResultRecord,
+    SessionRecord,
+    StoreError,
+    TurnCommit,
+    TurnRecord,
+)
 from cluster.answers import DOWN, Answer, unwrap
 
 RETRY_PAUSE_S = 0.1
@@ -98,6 +107,27 @@ class RemoteStore:
     def figures(self) -> dict[str, object]:
         figures: dict[str, object] = unwrap(self._link.call("figures", (), {}), StoreError)
         return figures
+
+    def claim_result(
+        self, tenant: str, key: str, *, digest: bytes, owner: str, now: float, lease_s: float
+    ) -> ResultClaim:
+        claim = self._call("claim_result", tenant, key, digest=digest, owner=owner, now=now, lease_s=lease_s)
+        assert isinstance(claim, ResultClaim)
+        return claim
+
+    def put_result(
+        self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes, now: float, ttl_s: float
+    ) -> PutStatus:
+        what = {"digest": digest, "owner": owner, "body": body}
+        return PutStatus(self._call("put_result", tenant, key, **what, now=now, ttl_s=ttl_s))
+
+    def get_result(self, tenant: str, key: str, now: float) -> ResultRecord | None:
+        record = self._call("get_result", tenant, key, now)
+        assert record is None or isinstance(record, ResultRecord)
+        return record
+
+    def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
+        return bool(self._call("release_result", tenant, key, owner=owner))
 
     def _call(self, method: str, *args: object, **kwargs: object) -> Any:
         give_up_at = time.monotonic() + self._patience_s

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 
-SCHEMA_VERSION = 2
+from cluster.store.limits import RESULT_BYTES, TURN_BYTES
+
+SCHEMA_VERSION = 3
 
 _TABLES = """
 CREATE TABLE remora_schema (version INTEGER NOT NULL);
@@ -21,6 +23,7 @@ CREATE TABLE sessions (
     tokens INTEGER NOT NULL,
     last_active_at REAL NOT NULL,
     head TEXT,                 -- rid; NULL while there is no turn
+    bytes INTEGER NOT NULL DEFAULT 0,  -- of its turns, as `limits.bytes_of` counts
     UNIQUE (tenant, session_id)
 );
 CREATE INDEX sessions_by_owner ON sessions (owner);
@@ -43,12 +46,47 @@ CREATE TABLE turns (
 );
 """
 
+_SINCE_3 = f"""
+CREATE TABLE results (          -- of requests without a session
+    tenant TEXT NOT NULL,
+    key TEXT NOT NULL,
+    state TEXT NOT NULL,
+    digest BLOB NOT NULL,
+    owner TEXT NOT NULL,
+    until REAL NOT NULL,       -- Unix time at which the state ends
+    ttl_s REAL NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (tenant, key)
+);
+CREATE INDEX results_by_time ON results (until);
+CREATE TABLE remora_totals (bytes INTEGER NOT NULL, result_bytes INTEGER NOT NULL);
+INSERT INTO remora_totals (bytes, result_bytes) VALUES (0, 0);
+CREATE TRIGGER session_opened AFTER INSERT ON sessions BEGIN
+    UPDATE remora_totals SET bytes = bytes + new.bytes; END;
+CREATE TRIGGER session_changed AFTER UPDATE OF bytes ON sessions BEGIN
+    UPDATE remora_totals SET bytes = bytes + new.bytes - old.bytes; END;
+CREATE TRIGGER session_closed AFTER DELETE ON sessions BEGIN
+    UPDATE remora_totals SET bytes = bytes - old.bytes; END;
+CREATE TRIGGER result_made AFTER INSERT ON results BEGIN
+    UPDATE remora_totals SET result_bytes = result_bytes + {RESULT_BYTES} + length(new.body); END;
+CREATE TRIGGER result_changed AFTER UPDATE OF body ON results BEGIN
+    UPDATE remora_totals SET result_bytes = result_bytes + length(new.body) - length(old.body); END;
+CREATE TRIGGER result_gone AFTER DELETE ON results BEGIN
+    UPDATE remora_totals SET result_bytes = result_bytes - {RESULT_BYTES} - length(old.body); END;
+"""
 
 _MIGRATIONS = {
     1: """
 ALTER TABLE sessions ADD COLUMN head TEXT;
 UPDATE sessions SET head =
     (SELECT rid FROM turns WHERE turns.generation = sessions.generation ORDER BY number DESC LIMIT 1);
+""",
+    2: f"""
+ALTER TABLE sessions ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
+{_SINCE_3}
+UPDATE sessions SET bytes = ifnull(
+    (SELECT sum({TURN_BYTES} + length(input_ids) + length(output_ids)) FROM turns
+     WHERE turns.generation = sessions.generation), 0);
 """,
 }
 """By version: what brings a file of that version to the next."""
@@ -74,7 +112,7 @@ def prepare(connection: sqlite3.Connection) -> None:
         return
     if tables:
         raise sqlite3.DatabaseError(f"it holds other tables: {', '.join(sorted(tables))}")
-    _execute(connection, _TABLES)
+    _execute(connection, _TABLES + _SINCE_3)
     connection.execute("INSERT INTO remora_schema (version) VALUES (?)", (SCHEMA_VERSION,))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from actors import process
 from actors.records import StoreError
 from cluster.answers import EXPECTED, OK, Answer, refusal
+from cluster.store.limits import StoreLimits
 from cluster.store.open import open_store
 
 METHODS = frozenset(
@@ -24,6 +25,10 @@ METHODS = frozenset(
         "expired",
         "count",
         "figures",
+        "claim_result",
+        "put_result",
+        "get_result",
+        "release_result",
     }
 )
 
@@ -31,8 +36,8 @@ METHODS = frozenset(
 class StoreService:
     """Opens the store of an URL and answers for it, from any thread. Raises StoreError when it cannot be opened."""
 
-    def __init__(self, url: str, vocabulary: str = "") -> None:
-        self._store = open_store(url, vocabulary)
+    def __init__(self, url: str, vocabulary: str = "", limits: StoreLimits | None = None) -> None:
+        self._store = open_store(url, vocabulary, limits)
 
     def answer(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
         """Call a method of the store and say what came of it."""

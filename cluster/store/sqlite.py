@@ -7,67 +7,56 @@ exclusively while open, so that two clusters cannot take each other's sessions o
 from __future__ import annotations
 
 import json
-import sqlite3
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from actors.messages import SessionMode
 from actors.records import (
     CommitStatus,
+    PutStatus,
+    ResultClaim,
+    ResultRecord,
+    ResultState,
     SessionExists,
     SessionRecord,
     SessionUnknown,
-    StoreError,
     TurnCommit,
     TurnRecord,
     TurnUnknown,
 )
 from actors.wire import pack_ids
+from cluster.store import sqlite_results
 from cluster.store.figures import figures
-from cluster.store.lineage import context_length, copy_chain, drop_descendants
+from cluster.store.limits import StoreLimits, bytes_of
+from cluster.store.lineage import bytes_held, context_length, copy_chain, drop_descendants
 from cluster.store.rows import SESSION_COLUMNS, TURN_COLUMNS, session_of, turn_of
-from cluster.store.schema import OtherVocabulary, SchemaTooNew, claim, prepare
+from cluster.store.sqlite_file import SqliteFile
 
 LOCK_WAIT_S = 10.0
 """How long opening waits for another process to let go of the file (the last owner may be about to end)."""
 
 _TIMED_OUT = "idle_timeout_s > 0 AND last_active_at + idle_timeout_s <= ?"
-_FAILURES = (sqlite3.Error, OSError, OverflowError, ValueError)
-"""What a medium that fails, a value that it cannot hold and a row that makes no sense raise."""
 
 
 class SqliteStore:
     """Implements `SessionStore`. Any thread may call; calls run one after the other."""
 
-    def __init__(self, path: str | Path, *, lock_wait_s: float = LOCK_WAIT_S, vocabulary: str = "") -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        lock_wait_s: float = LOCK_WAIT_S,
+        vocabulary: str = "",
+        limits: StoreLimits | None = None,
+    ) -> None:
         """Opens the file, or makes it and its folder. `vocabulary` names the model whose token ids it is to hold;
         empty means that nobody checks. Raises StoreError, also when it holds sessions of another."""
-        self._path = Path(path)
-        self._lock = threading.Lock()
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(self._path, timeout=lock_wait_s, isolation_level=None, check_same_thread=False)
-        except _FAILURES as error:
-            raise self._failed(error) from error
-        try:
-            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.execute("PRAGMA foreign_keys = ON")
-            with self._transaction():
-                prepare(self._db)
-                if vocabulary:
-                    claim(self._db, vocabulary)
-        except (StoreError, SchemaTooNew, OtherVocabulary, *_FAILURES) as error:
-            self._db.close()
-            raise self._failed(error) from error
+        self._limits = limits or StoreLimits()
+        self._file = SqliteFile(path, lock_wait_s=lock_wait_s, vocabulary=vocabulary)
+        self._db = self._file.db
 
     def shut(self) -> None:
         """Let go of the file. Every later call raises StoreError."""
-        with self._lock:
-            self._db.close()
+        self._file.shut()
 
     # -- sessions and their owners ---------------------------------------------------------------------------------
 
@@ -83,7 +72,7 @@ class SqliteStore:
         now: float,
     ) -> SessionRecord:
         values = (tenant, session_id, owner, mode.value, idle_timeout_s, capacity_tokens, now)
-        with self._transaction():
+        with self._file.transaction():
             if self._find(tenant, session_id) is not None:
                 raise SessionExists(session_id)
             self._db.execute(
@@ -94,7 +83,7 @@ class SqliteStore:
             return self._known(tenant, session_id)
 
     def acquire(self, tenant: str, session_id: str, *, owner: str, expected_epoch: int) -> SessionRecord:
-        with self._transaction():
+        with self._file.transaction():
             self._db.execute(
                 "UPDATE sessions SET owner = ?, epoch = epoch + 1 WHERE tenant = ? AND session_id = ? AND epoch = ?",
                 (owner, tenant, session_id, expected_epoch),
@@ -102,7 +91,7 @@ class SqliteStore:
             return self._known(tenant, session_id)
 
     def close(self, tenant: str, session_id: str, generation: int, *, epoch: int | None = None) -> bool:
-        with self._transaction():
+        with self._file.transaction(deletes=True):
             gone = self._db.execute(
                 "DELETE FROM sessions WHERE tenant = ? AND session_id = ? AND generation = ?"
                 " AND epoch = ifnull(?, epoch)",
@@ -121,7 +110,7 @@ class SqliteStore:
         owner: str,
         now: float,
     ) -> SessionRecord:
-        with self._transaction():
+        with self._file.transaction():
             if self._find(tenant, session_id) is not None:
                 raise SessionExists(session_id)
             source = self._known(tenant, source_id)
@@ -139,16 +128,18 @@ class SqliteStore:
             assert made is not None
             copy_chain(self._db, source_generation, made, head)
             self._recount(made, head)
+            if self._room(made, 0) is not CommitStatus.OK:
+                raise self._file.full("the fork")
             return self._known(tenant, session_id)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def get(self, tenant: str, session_id: str) -> SessionRecord:
-        with self._reading():
+        with self._file.reading():
             return self._known(tenant, session_id)
 
     def load(self, tenant: str, session_id: str, generation: int) -> tuple[SessionRecord, list[TurnRecord]]:
-        with self._reading():
+        with self._file.reading():
             record = self._known(tenant, session_id)
             if record.generation != generation:
                 raise SessionUnknown(session_id)
@@ -158,13 +149,13 @@ class SqliteStore:
             return record, [turn_of(row) for row in rows]
 
     def count(self, tenant: str) -> int:
-        with self._reading():
+        with self._file.reading():
             (number,) = self._db.execute("SELECT count(*) FROM sessions WHERE tenant = ?", (tenant,)).fetchone()
             return int(number)
 
     def figures(self) -> dict[str, object]:
-        with self._reading():
-            return {**figures(self._db, self._path)}
+        with self._file.reading():
+            return {**figures(self._db, self._file.path)}
 
     def list_sessions(self, tenant: str, *, after: str = "", limit: int = 100) -> list[SessionRecord]:
         return self._select("tenant = ? AND session_id > ? ORDER BY session_id LIMIT ?", tenant, after, limit)
@@ -178,7 +169,7 @@ class SqliteStore:
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def commit(self, commits: list[TurnCommit], now: float) -> list[CommitStatus]:
-        with self._transaction():
+        with self._file.transaction():
             return [self._commit(commit, now) for commit in commits]
 
     def _commit(self, commit: TurnCommit, now: float) -> CommitStatus:
@@ -190,20 +181,25 @@ class SqliteStore:
             return CommitStatus.OK
         if record.epoch != commit.epoch:
             return CommitStatus.STALE
+        change = bytes_of(turn) - (bytes_held(self._db, record.generation, turn.dropped) if turn.dropped else 0)
+        room = self._room(record.generation, change)
+        if room is not CommitStatus.OK:
+            return room
         dropped = self._db.executemany(
             "DELETE FROM turns WHERE generation = ? AND rid = ?", [(record.generation, rid) for rid in turn.dropped]
         ).rowcount
         self._insert(record.generation, turn)
         self._db.execute(
-            "UPDATE sessions SET turns = ?, tokens = ?, last_active_at = ?, head = ? WHERE generation = ?",
-            (record.turns + 1 - max(dropped, 0), commit.tokens, now, turn.rid, record.generation),
+            "UPDATE sessions SET turns = ?, tokens = ?, last_active_at = ?, head = ?, bytes = bytes + ?"
+            " WHERE generation = ?",
+            (record.turns + 1 - max(dropped, 0), commit.tokens, now, turn.rid, change, record.generation),
         )
         return CommitStatus.OK
 
     def rollback(
         self, tenant: str, session_id: str, generation: int, *, epoch: int, turn: str, now: float
     ) -> CommitStatus:
-        with self._transaction():
+        with self._file.transaction():
             record = self._find(tenant, session_id)
             if record is None or (record.generation, record.epoch) != (generation, epoch):
                 return CommitStatus.STALE
@@ -222,10 +218,21 @@ class SqliteStore:
 
     def _recount(self, generation: int, head: str) -> None:
         self._db.execute(
-            "UPDATE sessions SET tokens = ?, turns = (SELECT count(*) FROM turns WHERE generation = ?)"
+            "UPDATE sessions SET tokens = ?, bytes = ?, turns = (SELECT count(*) FROM turns WHERE generation = ?)"
             " WHERE generation = ?",
-            (context_length(self._db, generation, head), generation, generation),
+            (context_length(self._db, generation, head), bytes_held(self._db, generation), generation, generation),
         )
+
+    def _room(self, generation: int, change: int) -> CommitStatus:
+        """Whether a session may hold `change` bytes more than it does."""
+        one, together = self._limits.session_bytes, self._limits.total_bytes
+        if change < 0 or not (one or together):
+            return CommitStatus.OK
+        (held,) = self._db.execute("SELECT bytes FROM sessions WHERE generation = ?", (generation,)).fetchone()
+        (total,) = self._db.execute("SELECT bytes FROM remora_totals").fetchone()
+        if 0 < one < held + change:
+            return CommitStatus.SESSION_FULL
+        return CommitStatus.STORE_FULL if 0 < together < total + change else CommitStatus.OK
 
     def _stored(self, generation: int, turn: TurnRecord) -> bool:
         """Whether this very turn is there. Another owner's turn of the same name and number, but with other tokens, is
@@ -255,6 +262,29 @@ class SqliteStore:
             ),
         )
 
+    # -- results of requests without a session -----------------------------------------------------------------------
+
+    def claim_result(
+        self, tenant: str, key: str, *, digest: bytes, owner: str, now: float, lease_s: float
+    ) -> ResultClaim:
+        with self._file.transaction():
+            return sqlite_results.claim_result(self._db, tenant, key, digest, owner, now, lease_s)
+
+    def put_result(
+        self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes, now: float, ttl_s: float
+    ) -> PutStatus:
+        made = ResultRecord(state=ResultState.DONE, digest=digest, owner=owner, until=now + ttl_s, body=body)
+        with self._file.transaction(deletes=True):
+            return sqlite_results.put_result(self._db, tenant, key, made, now=now, ttl_s=ttl_s, limits=self._limits)
+
+    def get_result(self, tenant: str, key: str, now: float) -> ResultRecord | None:
+        with self._file.reading():
+            return sqlite_results.get_result(self._db, tenant, key, now)
+
+    def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
+        with self._file.transaction():
+            return sqlite_results.release_result(self._db, tenant, key, owner)
+
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _find(self, tenant: str, session_id: str) -> SessionRecord | None:
@@ -270,36 +300,8 @@ class SqliteStore:
         return record
 
     def _select(self, where: str, *values: object) -> list[SessionRecord]:
-        with self._reading():
+        with self._file.reading():
             return [
                 session_of(row)
                 for row in self._db.execute(f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {where}", values)
             ]
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        with self._lock:
-            try:
-                yield
-            except _FAILURES as error:
-                raise self._failed(error) from error
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All of it or nothing, and on the disk when it ends well."""
-        with self._reading():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            finally:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-
-    def _failed(self, error: BaseException) -> StoreError:
-        if isinstance(error, StoreError):
-            return error
-        text = str(error)
-        if "locked" in text:
-            text += " (another process has it open)"
-        return StoreError(f"session store {self._path}: {text}")

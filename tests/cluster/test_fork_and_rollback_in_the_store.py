@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,18 +19,17 @@ from actors.records import (
     TurnRecord,
     TurnUnknown,
 )
-from cluster.store.sqlite import SqliteStore
+from tests.cluster.stores import KINDS, opened
 from tests.sim.store import SimStore
 
 
-@pytest.fixture(params=["sqlite", "sim"])
+@pytest.fixture(params=[*KINDS, "sim"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionStore]:
     if request.param == "sim":
         yield SimStore(lambda line: None)
         return
-    opened = SqliteStore(tmp_path / "s.sqlite")
-    yield opened
-    opened.shut()
+    with opened(request, tmp_path) as open_one:
+        yield open_one()
 
 
 def create(store: SessionStore, session_id: str = "s") -> SessionRecord:
@@ -194,23 +192,3 @@ def test_a_rollback_to_an_unknown_turn_changes_nothing(store: SessionStore) -> N
     with pytest.raises(TurnUnknown):
         back(store, record, "r9")
     assert store.load("t", "s", record.generation) == before
-
-
-def test_a_file_of_version_1_learns_its_heads(tmp_path: Path) -> None:
-    """T1: what an earlier version of this program stored is not lost."""
-    path = tmp_path / "s.sqlite"
-    old = SqliteStore(path)
-    record = create(old)
-    fill(old, record, TREE)
-    create(old, "empty")
-    expected = old.list_sessions("t")
-    old.shut()
-    with sqlite3.connect(path) as file:
-        file.execute("ALTER TABLE sessions DROP COLUMN head")
-        file.execute("UPDATE remora_schema SET version = 1")
-    file.close()
-    for _ in range(2):
-        opened = SqliteStore(path)
-        assert opened.list_sessions("t") == expected
-        opened.shut()
-    assert [one.head for one in expected] == [None, "r5"]

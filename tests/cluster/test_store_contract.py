@@ -1,11 +1,11 @@
-"""What every session store does. Each implementation that is added here must pass all of it."""
+"""What every session store does (`tests/cluster/stores.py`). Each implementation that is added there must pass all of
+it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -19,14 +19,6 @@ from actors.records import (
     TurnCommit,
     TurnRecord,
 )
-from cluster.store.sqlite import SqliteStore
-
-
-@pytest.fixture(params=["sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionStore]:
-    opened = SqliteStore(tmp_path / "sessions.sqlite")
-    yield opened
-    opened.shut()
 
 
 def create(store: SessionStore, session_id: str = "s", tenant: str = "t", **changed: object) -> SessionRecord:

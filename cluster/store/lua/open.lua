@@ -1,0 +1,12 @@
+#!lua
+-- ARGV: this program's schema, vocabulary or ''. {'new' or 'ok'}, {'schema', found}, {'vocabulary', found, sessions}
+local schema = redis.call('HGET', POOL, 'schema')
+if schema and schema ~= ARGV[1] then return {'schema', schema} end
+local found = redis.call('HGET', POOL, 'vocabulary')
+local sessions = redis.call('HLEN', SESSIONS)
+if ARGV[2] ~= '' and found and found ~= ARGV[2] and sessions > 0 then
+  return {'vocabulary', found, sessions}
+end
+if not schema then redis.call('HSET', POOL, 'schema', ARGV[1]) end
+if ARGV[2] ~= '' and found ~= ARGV[2] then redis.call('HSET', POOL, 'vocabulary', ARGV[2]) end
+return {'ok'}

@@ -1,0 +1,110 @@
+"""Sessions and turns as the Redis store writes them (`lua/common.lua` says where).
+
+Whatever Lua need not count with is text or opaque bytes to it, so that numbers come back bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from actors.messages import Outcome, SessionMode
+from actors.records import SessionRecord, TurnRecord
+from actors.wire import pack_ids, unpack_ids
+
+
+def packed(*values: object) -> bytes:
+    """Arguments of a script."""
+    return bytes(msgpack.packb(values, use_bin_type=False))
+
+
+def sized(name: str) -> bytes:
+    """A name that others may follow: with its length in front no two pairs of names are spelt alike."""
+    raw = name.encode()
+    return b"%d:%s:" % (len(raw), raw)
+
+
+def scope_of(tenant: str, name: str) -> bytes:
+    """A session, or a result's key, of a tenant."""
+    return sized(tenant) + name.encode()
+
+
+def new_record(
+    tenant: str,
+    session_id: str,
+    owner: str,
+    mode: SessionMode,
+    idle_timeout_s: float | None,
+    capacity_tokens: int | None,
+    now: float,
+) -> list[object]:
+    """A session that opens, without its generation."""
+    limits = [_text(idle_timeout_s), _text(capacity_tokens)]
+    return [tenant, session_id, 0, 1, owner, mode.value, *limits, 0, 0, repr(float(now)), False, 0]
+
+
+def session_of(data: bytes) -> SessionRecord:
+    """Raises ValueError for bytes that are no session."""
+    fields: list[Any] = msgpack.unpackb(data)
+    tenant, session_id, generation, epoch, owner, mode, idle, capacity, turns, tokens, last, head, _ = fields
+    return SessionRecord(
+        tenant=tenant,
+        session_id=session_id,
+        generation=generation,
+        epoch=epoch,
+        owner=owner,
+        mode=SessionMode(mode),
+        idle_timeout_s=float(idle) if idle else None,
+        capacity_tokens=int(capacity) if capacity else None,
+        turns=turns,
+        tokens=tokens,
+        last_active_at=float(last),
+        head=head or None,
+    )
+
+
+def turn_place(turn: TurnRecord) -> list[object]:
+    """What Lua knows of a turn."""
+    return [turn.number, turn.parent or False, turn.keep, len(turn.input_ids) + len(turn.output_ids)]
+
+
+def pack_turn(turn: TurnRecord) -> bytes:
+    """The same turn always makes the same bytes."""
+    fields = [
+        turn.rid,
+        turn.number,
+        turn.parent,
+        turn.keep,
+        pack_ids(turn.input_ids),
+        pack_ids(turn.output_ids),
+        turn.outcome.value,
+        turn.digest,
+        turn.cached_tokens,
+        turn.matched,
+        turn.dropped,
+    ]
+    return bytes(msgpack.packb(fields))
+
+
+def unpack_turn(data: bytes) -> TurnRecord:
+    """Raises ValueError for bytes that are no turn."""
+    fields: list[Any] = msgpack.unpackb(data)
+    rid, number, parent, keep, inputs, outputs, outcome, digest, cached, matched, dropped = fields
+    return TurnRecord(
+        rid=rid,
+        number=number,
+        parent=parent,
+        keep=keep,
+        input_ids=unpack_ids(inputs),
+        output_ids=unpack_ids(outputs),
+        outcome=Outcome(outcome),
+        digest=digest,
+        cached_tokens=cached,
+        matched=matched,
+        dropped=tuple(dropped),
+    )
+
+
+def _text(number: float | None) -> str:
+    return "" if number is None else repr(number)
