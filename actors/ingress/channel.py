@@ -49,6 +49,11 @@ class Line:
         """Whether nothing more can come."""
         return self._end is not None or self._lost is not None
 
+    @property
+    def end(self) -> Finished | None:
+        """The worker's account of the end, if it has come."""
+        return self._end
+
     def push(self, event: Tokens | Finished) -> bool:
         """Add an event. False: there is a gap before it, so that the rest is worthless (the line is lost now)."""
         if self.over:

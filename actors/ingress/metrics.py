@@ -99,6 +99,10 @@ class RequestMeter:
             self._metrics.between_tokens.observe((now - self._last_token) / count)
         self._last_token = now
 
+    def charge(self, finished: Finished) -> None:
+        """What the request cost its tenant, whatever name its end goes by."""
+        self._cost = _cost(finished)
+
     def end(self, outcome: Outcome, reason: Reason | None = None, stage: Stage | None = None) -> None:
         if not self.ended:
             self.ended = True
@@ -114,7 +118,7 @@ class RequestMeter:
             counted.labels("prompt").inc(finished.prompt_tokens)
             counted.labels("cached").inc(finished.cached_tokens)
             counted.labels("completion").inc(finished.completion_tokens)
-            self._cost = _cost(finished)
+            self.charge(finished)
         self.end(finished.outcome, finished.reason, finished.stage)
 
 

@@ -111,6 +111,8 @@ class Running:
             self._meter.end(Outcome.ABORT, reason, Stage.ROUTING)
             return
         if line.over:
+            if line.end is not None:
+                self._meter.charge(line.end)  # Nobody heard of it, but it was worked on.
             self._meter.end(Outcome.ABORT, reason, self.stage)
             return
         line.on_end = lambda end: self._late_end(end, reason)

@@ -61,6 +61,11 @@ class Call:
         self._broken = True
         self._gone.set()
 
+    @property
+    def unread(self) -> bool:
+        """The application never asked for the body."""
+        return bool(self._incoming)
+
     async def piece(self) -> bytes:
         """What is sent next."""
         seen = len(self.body)

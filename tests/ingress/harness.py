@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from actors.ingress.app import build_app
 from actors.ingress.core import Ingress
 from actors.ingress.toy_text import toy_text
-from configs.schema import IngressConfig, RemoraConfig, TimeoutConfig
+from configs.schema import AuthConfig, IngressConfig, RemoraConfig, TenantLimits, TimeoutConfig
 from tests.ingress.asgi import Client
 from tests.ingress.scripted import Script, ScriptedPool, ScriptedWorker, nothing
 
@@ -45,13 +46,20 @@ async def edge(
     workers: int = 1,
     timeouts: TimeoutConfig | None = None,
     max_context: int = 8192,
+    auth: AuthConfig | None = None,
+    tenants: dict[str, TenantLimits] | None = None,
+    clock: Callable[[], float] = time.monotonic,
     **ingress: Any,
 ) -> AsyncIterator[Edge]:
     config = replace(
-        RemoraConfig(), ingress=IngressConfig(**{"flush_s": 0.005, **ingress}), timeouts=timeouts or TimeoutConfig()
+        RemoraConfig(),
+        ingress=IngressConfig(**{"flush_s": 0.005, **ingress}),
+        timeouts=timeouts or TimeoutConfig(),
+        auth=auth or AuthConfig(),
+        tenants=tenants or {},
     )
     pool = ScriptedPool(*(ScriptedWorker(f"w{number}", script) for number in range(1, workers + 1)))
-    core = Ingress(pool, toy_text(max_context=max_context), config)
+    core = Ingress(pool, toy_text(max_context=max_context), config, clock=clock)
     try:
         yield Edge(Client(build_app(core)), pool, core)
     finally:

@@ -29,7 +29,7 @@ from actors.runner.base import ModelRunner
 from actors.runner.toy import ToyRunner
 from actors.worker.shell import WorkerShell, WorkerStopped
 from cluster.store.sqlite import SqliteStore
-from configs import EngineConfig, IngressConfig, RemoraConfig
+from configs import AuthConfig, EngineConfig, IngressConfig, RemoraConfig, TenantLimits
 from tests.ingress.asgi import Client
 
 RunnerMaker = Callable[[], ModelRunner]
@@ -203,12 +203,16 @@ async def cluster(
     step_s: float = 0.0,
     runner: RunnerMaker | None = None,
     engine: EngineConfig | None = None,
+    auth: AuthConfig | None = None,
+    tenants: dict[str, TenantLimits] | None = None,
     **ingress: Any,
 ) -> AsyncIterator[Cluster]:
     config = replace(
         RemoraConfig(),
         engine=engine or EngineConfig(check_invariants=True),
         ingress=IngressConfig(**{"flush_s": 0.005, **ingress}),
+        auth=auth or AuthConfig(),
+        tenants=tenants or {},
     )
     store = SqliteStore(str(folder / "sessions.sqlite"))
     make = runner or (lambda: ToyRunner(step_s=step_s))

@@ -141,6 +141,8 @@ class ScriptedPool:
         self.workers = {worker.worker_id: worker for worker in workers}
         self.sessions: dict[str, SessionRecord] = {}
         self.places = 0
+        self.max_sessions: list[int | None] = []
+        """The limit that each open and fork came with."""
         self.ready = True
         self.rollback = SessionRolledBack(reason=Reason.PARENT_UNKNOWN, message="the session has no such turn")
         self._generation = 0
@@ -161,6 +163,7 @@ class ScriptedPool:
         capacity_tokens: int | None,
         max_sessions: int | None = None,
     ) -> Placement:
+        self.max_sessions.append(max_sessions)
         if session_id in self.sessions:
             raise SessionExists(session_id)
         self._generation += 1
@@ -203,6 +206,7 @@ class ScriptedPool:
         self, tenant: str, session_id: str, *, source_id: str, turn: str | None, max_sessions: int | None = None
     ) -> Placement:
         """Nothing here ever commits a turn."""
+        self.max_sessions.append(max_sessions)
         await self.get_session(tenant, source_id)
         if session_id in self.sessions:
             raise SessionExists(session_id)
