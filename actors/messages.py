@@ -345,7 +345,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInfo:
-    """What introspection says of a session (rule S11). `idle_s`: seconds since its last turn ended."""
+    """What introspection says of a session (rule S11). `idle_s`: seconds since its last turn ended.
+
+    `resident_tokens`: positions whose KV is in the cache; `hibernated_tokens`: those with a copy outside it.
+    """
 
     tenant: str
     session_id: str
@@ -360,6 +363,7 @@ class SessionInfo:
     running_rid: str | None = None
     queued: int = 0
     head: str | None = None
+    hibernated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

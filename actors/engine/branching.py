@@ -14,11 +14,12 @@ from actors.engine.clocks import Clock
 from actors.engine.core import Core
 from actors.engine.effects import RollBackTurns, TurnsRolledBack
 from actors.engine.endings import Endings
+from actors.engine.introspection import describe
 from actors.engine.ownership import session_of
 from actors.engine.request import Verdict
-from actors.engine.sessions import Session, SessionState, describe
+from actors.engine.sessions import Session, SessionState
 from actors.engine.turns import common_prefix
-from actors.messages import ForkSession, Reason, Reply, RollbackSession, SessionInfo, SessionRolledBack
+from actors.messages import ForkSession, Reason, Reply, RollbackSession, SessionRolledBack
 
 
 class Branching:
@@ -37,7 +38,7 @@ class Branching:
         source = self._core.sessions.find(message.tenant, message.source_id)
         if source is not None:
             session.forked_from = source.uid
-        self._core.out.append(Reply(ask=message.ask, value=self._info(session, now)))
+        self._core.out.append(Reply(ask=message.ask, value=describe(self._core, session, now)))
 
     def loaded(self, session: Session) -> None:
         """A session's history is here. If it is a fork, it shares what its source still holds of the same tokens."""
@@ -65,7 +66,7 @@ class Branching:
         if refusal is not None:
             self._answer(message.ask, refusal)
         elif message.turn == session.history.head:
-            self._answer(message.ask, SessionRolledBack(info=self._info(session, now)))
+            self._answer(message.ask, SessionRolledBack(info=describe(self._core, session, now)))
         else:
             session.move(SessionState.LOADING, f"rollback to {message.turn!r}", now)
             self._core.out.append(
@@ -102,7 +103,7 @@ class Branching:
         session.move(SessionState.IDLE, "rolled back", now)
         if session.idle_timeout_s:
             self._core.clocks.set(now + session.idle_timeout_s, Clock.IDLE, session.uid)
-        self._answer(result.ask, SessionRolledBack(dropped=len(dropped), info=self._info(session, now)))
+        self._answer(result.ask, SessionRolledBack(dropped=len(dropped), info=describe(self._core, session, now)))
         return session
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -129,11 +130,6 @@ class Branching:
 
     def _answer(self, ask: int, value: SessionRolledBack) -> None:
         self._core.out.append(Reply(ask=ask, value=value))
-
-    def _info(self, session: Session, now: float) -> SessionInfo:
-        running = self._core.requests.by_uid(session.lease.uid) if session.lease else None
-        resident = self._core.kv.slot_length(session.uid)
-        return describe(session, resident, running.submit.rid if running else None, now)
 
 
 def _moved() -> SessionRolledBack:

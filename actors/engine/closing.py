@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from actors.engine.clocks import Clock
-from actors.engine.core import Core
+from actors.engine.core import Core, forget_image
 from actors.engine.effects import ForgetSession, SessionForgotten, SessionLoaded
 from actors.engine.endings import Endings
 from actors.engine.history import History
+from actors.engine.introspection import describe
 from actors.engine.request import Request, Verdict
-from actors.engine.sessions import Session, SessionState, describe
-from actors.messages import CloseSession, GetSession, OpenSession, Reason, Reply, SessionClosed, SessionInfo
+from actors.engine.sessions import Session, SessionState
+from actors.messages import CloseSession, GetSession, OpenSession, Reason, Reply, SessionClosed
 from actors.records import SessionRecord
 
 
@@ -41,7 +42,7 @@ class Closing:
                 last_active_at=0.0,
             )
             self._settle(session, record, History(), now)
-        self._core.out.append(Reply(ask=message.ask, value=self._info(session, now)))
+        self._core.out.append(Reply(ask=message.ask, value=describe(self._core, session, now)))
 
     def loaded(self, result: SessionLoaded, now: float) -> Session | None:
         """The store answered. Returns the session if it can be used; otherwise those who waited have been told why."""
@@ -66,7 +67,7 @@ class Closing:
 
     def get(self, message: GetSession, now: float) -> None:
         session = self._core.sessions.find(message.tenant, message.session_id)
-        value = None if session is None else self._info(session, now)
+        value = None if session is None else describe(self._core, session, now)
         self._core.out.append(Reply(ask=message.ask, value=value))
 
     def close(self, message: CloseSession, now: float) -> None:
@@ -93,11 +94,12 @@ class Closing:
         """Finish a close once no turn runs and no step in flight names the session's pages."""
         if session.state is not SessionState.CLOSING or session.lease is not None or session.stopping:
             return
-        if session.forgetting:
+        if session.forgetting or session.uid in self._core.kv.transfers:
             return
         session.forgetting = True
         session.freed_tokens = self._core.kv.slot_length(session.uid)
         session.freed_pages = self._core.kv.drop_slot(session.uid)
+        forget_image(self._core, session.uid)
         self._core.out.append(
             ForgetSession(
                 session=session.uid,
@@ -150,8 +152,3 @@ class Closing:
 
     def _running(self, session: Session) -> Request | None:
         return self._core.requests.by_uid(session.lease.uid) if session.lease else None
-
-    def _info(self, session: Session, now: float) -> SessionInfo:
-        running = self._running(session)
-        resident = self._core.kv.slot_length(session.uid)
-        return describe(session, resident, running.submit.rid if running else None, now)

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from actors.engine.clocks import Clocks
-from actors.engine.effects import Effect
+from actors.engine.effects import DropKV, Effect
 from actors.engine.kv.cache import KVCache
 from actors.engine.recent import Recent
 from actors.engine.requests import RequestTable
@@ -34,6 +34,15 @@ class Totals:
 
 
 @dataclass(slots=True)
+class Image:
+    """What the shell keeps of a session's KV: full pages, named by `keys`. `saving`: and what it will keep when the
+    copy under way is done; empty when there is none."""
+
+    keys: list[bytes] = field(default_factory=list)
+    saving: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Core:
     """Owners of the engine's state. Parts mutate through them, and speak by appending to `out`."""
 
@@ -46,6 +55,8 @@ class Core:
     """Aborts whose request has not come yet: attempt keys, and (tenant, rid)."""
     ended: Recent = field(default_factory=lambda: Recent(0.0))
     """(tenant, rid) and keys of requests that ended a moment ago."""
+    images: dict[int, Image] = field(default_factory=dict)
+    """By uid of the session. Whoever retires a session forgets its image."""
     totals: Totals = field(default_factory=Totals)
     out: list[Output] = field(default_factory=list)
     free_sessions: list[Session] = field(default_factory=list)
@@ -54,6 +65,12 @@ class Core:
     def take_output(self) -> list[Output]:
         out, self.out = self.out, []
         return out
+
+
+def forget_image(core: Core, session: int) -> None:
+    """Have the shell forget what it keeps of a session's KV."""
+    if core.images.pop(session, None) is not None:
+        core.out.append(DropKV(session=session))
 
 
 def new_core(settings: EngineSettings) -> Core:

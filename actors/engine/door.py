@@ -6,7 +6,7 @@ from actors.engine.clocks import Clock
 from actors.engine.core import Core
 from actors.engine.effects import CompileGrammar, GrammarReady
 from actors.engine.endings import Endings
-from actors.engine.kv.cache import namespace_root
+from actors.engine.kv.keys import PrefixKeys, namespace_root
 from actors.engine.ownership import session_of
 from actors.engine.request import Request, RequestState, Verdict
 from actors.engine.sessions import Session, SessionState
@@ -82,7 +82,7 @@ class Door:
         if core.requests.by_rid(*request.rid_key) is not request:
             text = f"a request named {submit.rid!r} is running; wait for its end or abort it"
             return Verdict.abort(Reason.SESSION_BUSY, text, param="rid")
-        waiting = core.requests.num_waiting + core.requests.num_compiling
+        waiting = core.requests.num_waiting + core.requests.num_compiling + core.requests.num_waking
         if waiting >= core.settings.max_waiting:
             text = f"{waiting} requests are waiting; the limit is {core.settings.max_waiting}"
             return Verdict.abort(Reason.QUEUE_FULL, text)
@@ -261,7 +261,8 @@ class Door:
         if size == 0:
             self._endings.decide(request, Verdict(Outcome.LENGTH), now)
             return
-        request.root = namespace_root(submit.tenant, submit.cache_salt, shared=settings.share_prefix_across_tenants)
+        root = namespace_root(submit.tenant, submit.cache_salt, shared=settings.share_prefix_across_tenants)
+        request.keys = PrefixKeys(root, request.tokens, settings.page_size)
         if submit.sampling.stop:
             request.stops = StopStrings(submit.sampling.stop)
         if submit.grammar is not None:

@@ -95,15 +95,7 @@ class DropKV:
 
 
 Effect = (
-    LoadSession
-    | StoreTurn
-    | ForgetSession
-    | RollBackTurns
-    | CompileGrammar
-    | ReleaseGrammar
-    | SaveKV
-    | LoadKV
-    | DropKV
+    LoadSession | StoreTurn | ForgetSession | RollBackTurns | CompileGrammar | ReleaseGrammar | SaveKV | LoadKV | DropKV
 )
 
 
@@ -169,7 +161,8 @@ class KVSaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLoaded:
-    """`pages`: how many of the pages asked for, in order, were read whole and unharmed. The rest hold nothing of use."""
+    """`pages`: how many of the pages asked for, in order, were read whole and unharmed. The others hold nothing of
+    use."""
 
     session: int
     pages: int
@@ -184,12 +177,5 @@ class KVLost:
 
 
 EffectResult = (
-    SessionLoaded
-    | TurnStored
-    | SessionForgotten
-    | TurnsRolledBack
-    | GrammarReady
-    | KVSaved
-    | KVLoaded
-    | KVLost
+    SessionLoaded | TurnStored | SessionForgotten | TurnsRolledBack | GrammarReady | KVSaved | KVLoaded | KVLost
 )

@@ -7,7 +7,7 @@ decide ──turn that stopped──▶ COMMITTING ──stored──▶ finish 
 from __future__ import annotations
 
 from actors.engine.clocks import Clock
-from actors.engine.core import Core
+from actors.engine.core import Core, forget_image
 from actors.engine.effects import ReleaseGrammar, StoreTurn, TurnStored
 from actors.engine.request import Request, RequestState, Verdict
 from actors.engine.sessions import Session, SessionState
@@ -105,6 +105,7 @@ class Endings:
                 text = "another worker owns this session now"
                 self._finish(running, Verdict.abort(Reason.WORKER_LOST, text), running.stage, now)
         self._core.kv.drop_slot(session.uid)
+        forget_image(self._core, session.uid)
         self._core.sessions.retire(session, cause, now)
 
     def _finish(

@@ -4,8 +4,9 @@
     plan(now)                   what to compute in the next step
     commit(plan, result, now)   what came of a step; plans commit in the order they were made
 
-Each returns what should leave the worker: events for ingresses and effects for the shell. `expire(now)` lets clocks
-ring; call it before `plan`, and no later than `next_deadline()`.
+`handle` and `commit` return what should leave the worker: events for ingresses and effects for the shell; what planning
+asks for is in `take_output()`. `expire(now)` lets clocks ring; call it before `plan`, and no later than
+`next_deadline()`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from actors.engine.door import Door
 from actors.engine.effects import (
     EffectResult,
     GrammarReady,
+    KVLoaded,
+    KVLost,
+    KVSaved,
     SessionForgotten,
     SessionLoaded,
     TurnsRolledBack,
     TurnStored,
 )
 from actors.engine.endings import Endings
+from actors.engine.hibernation import Hibernation
 from actors.engine.plan import PlanItem, StepPlan, StepResult
 from actors.engine.planner import Planner
 from actors.engine.request import Request, RequestState, Verdict
@@ -64,7 +69,8 @@ class Engine:
         self._aborts = Aborts(self.core, self._endings)
         self._closing = Closing(self.core, self._endings)
         self._branching = Branching(self.core, self._endings)
-        self._planner = Planner(self.core)
+        self._hibernation = Hibernation(self.core)
+        self._planner = Planner(self.core, self._hibernation)
 
     def handle(self, message: ToWorker | EffectResult, now: float) -> list[Output]:
         """Take one message. A caller's mistake is answered by an event, never by an exception."""
@@ -88,6 +94,12 @@ class Engine:
                     self._door.loaded(session, now)
             case GrammarReady():
                 self._door.compiled(message, now)
+            case KVSaved():
+                self._hibernation.saved(message)
+            case KVLoaded():
+                self._hibernation.loaded(message, now)
+            case KVLost():
+                self._hibernation.lost(message)
             case SessionForgotten():
                 self._closing.forgotten(message, now)
             case OpenSession():
@@ -101,6 +113,7 @@ class Engine:
             case GetSession():
                 self._closing.get(message, now)
             case FlushCache():
+                self._hibernation.flush()
                 self.core.out.append(Reply(ask=message.ask, value=self.core.kv.flush()))
             case IngressLost():
                 self._aborts.abort_ingress(message.ingress, now)
@@ -128,6 +141,10 @@ class Engine:
         if plan is not None:
             self.uncommitted.append(plan)
         return plan
+
+    def take_output(self) -> list[Output]:
+        """What planning has asked of the shell. Call it after `plan`."""
+        return self.core.take_output()
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Output]:
         """Settle the oldest step in flight: tokens go out, ends are decided, pages become shareable or come back."""
@@ -159,7 +176,7 @@ class Engine:
         return self.core.requests.num_live
 
     def snapshot(self) -> EngineStats:
-        return snapshot(self.core)
+        return snapshot(self.core, self._hibernation.counts)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -185,7 +202,7 @@ class Engine:
             self._endings.decide(request, verdict, now)
             return
         request.computed = item.start + item.count
-        self.core.kv.publish(request.uid, request.tokens, request.computed, in_flight=request.inflight > 0)
+        self.core.kv.publish(request.uid, request.computed, in_flight=request.inflight > 0)
         if item.samples:
             self._append(request, result.sampled[item.uid], now)
 
@@ -222,4 +239,5 @@ class Engine:
                 self._closing.advance(session, now)
             while session.state is SessionState.IDLE and session.queue:
                 self._door.next_turn(session, now)
+        self._hibernation.save_ahead()
         return self.core.take_output()

@@ -31,7 +31,9 @@ def _check_pages(engine: Engine) -> None:
     kv = engine.core.kv
     pool = kv.pool
     by_request = Counter(page for table in kv.tables().values() for page in table.pages)
-    by_session = Counter(page for slot in kv.slots().values() for page in slot.pages)
+    slots = kv.slots.all()
+    by_session = Counter(page for slot in slots.values() for page in slot.pages)
+    by_session.update(page for session in kv.transfers for page in kv.transfers.pages(session))
     free = pool.free_list()
     found = {"free": 0, "prefix": 0, "session": 0, "request": 0}
     for page in range(NUM_RESERVED_PAGES, pool.total + NUM_RESERVED_PAGES):
@@ -39,7 +41,10 @@ def _check_pages(engine: Engine) -> None:
         _ensure(
             requests == by_request[page], f"page {page}: {requests} request holds, {by_request[page]} tables name it"
         )
-        _ensure(sessions == by_session[page], f"page {page}: {sessions} slot holds, {by_session[page]} slots name it")
+        _ensure(
+            sessions == by_session[page],
+            f"page {page}: {sessions} slot holds, {by_session[page]} slots and transfers name it",
+        )
         owner = "session" if sessions else "request" if requests else "prefix" if indexed else "free"
         found[owner] += 1
     _ensure(len(free) == len(set(free)), "a page is on the free list twice")
@@ -50,12 +55,16 @@ def _check_pages(engine: Engine) -> None:
     _ensure(counts.adds_up, f"pages do not add up: {counts}")
     for uid, table in kv.tables().items():
         _ensure(len(table.pages) == len(set(table.pages)), f"table of {uid} names a page twice")
-    for session, slot in kv.slots().items():
+    for session, slot in slots.items():
         _ensure(len(slot.pages) == kv.pages_for(slot.length), f"slot of {session}: pages and length disagree")
         borrowers = sum(table.slot == session for table in kv.tables().values())
         _ensure(borrowers == slot.borrowers, f"slot of {session}: {slot.borrowers} borrowers, {borrowers} found")
-    idle = {session: len(slot.pages) for session, slot in kv.slots().items() if not slot.borrowers}
-    _ensure(kv.evictable() == idle, f"slots {kv.evictable()} are taken for idle, {idle} are")
+    idle = {session: len(slot.pages) for session, slot in slots.items() if not slot.borrowers}
+    _ensure(kv.slots.idle() == idle, f"slots {kv.slots.idle()} are taken for idle, {idle} are")
+    uncopied = {session: count for session, count in idle.items() if not slots[session].copied}
+    _ensure(kv.slots.uncopied() == uncopied, f"slots {kv.slots.uncopied()} are taken for uncopied, {uncopied} are")
+    summed = (sum(idle.values()), sum(uncopied.values()))
+    _ensure(summed == (kv.slots.idle_pages, kv.slots.uncopied_pages), "idle and uncopied pages do not add up")
 
 
 def _check_requests(engine: Engine) -> None:
@@ -67,6 +76,8 @@ def _check_requests(engine: Engine) -> None:
         _ensure((state is RequestState.WAITING) == (request in waiting), f"{who}: {state} and waiting queue disagree")
         compiling = requests.is_compiling(request)
         _ensure((state is RequestState.WAITING_GRAMMAR) == compiling, f"{who}: {state} and compiling disagree")
+        waking = requests.is_waking(request)
+        _ensure((state is RequestState.WAITING_KV) == waking, f"{who}: {state} and waking disagree")
         in_batch = state in (RequestState.PREFILL, RequestState.DECODE)
         _ensure(in_batch == (request in running), f"{who}: {state} and batch disagree")
         _ensure(state is not RequestState.ENDED, f"{who} ended and is still in the table")
@@ -104,7 +115,8 @@ def _check_sessions(engine: Engine) -> None:
         if length:
             _ensure(session.slot_rid in session.history, f"{who}: its slot holds a turn that is not history")
     known = {session.uid for session in sessions}
-    _ensure(set(core.kv.slots()) <= known, "a slot without its session")
+    _ensure(set(core.kv.slots.all()) <= known, "a slot without its session")
+    _ensure(set(core.images) <= known, "an image without its session")
     held = {request.uid for request in core.requests.all()}
     _ensure(set(core.kv.tables()) <= held, "a page table without its request")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from actors.engine.clocks import Clock
 from actors.engine.core import Core
+from actors.engine.hibernation import Hibernation
 from actors.engine.plan import PlanItem, StepPlan
 from actors.engine.policy import share_prefill, victim
 from actors.engine.request import Request, RequestState
@@ -16,8 +17,9 @@ from actors.engine.settings import bounded
 class Planner:
     """Admits, preempts and composes. A plan item is added whole or not at all."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, hibernation: Hibernation) -> None:
         self._core = core
+        self._hibernation = hibernation
         self._number = 0
 
     def plan(self, now: float) -> StepPlan | None:
@@ -118,6 +120,8 @@ class Planner:
             if core.requests.num_running and promised + missing > core.kv.available:
                 core.kv.release(request.uid)
                 break
+            if self._hibernation.wake(request, covered, now):
+                continue
             promised += missing
             self._start(request, covered, now)
             prompts.append(request)
@@ -126,7 +130,7 @@ class Planner:
     def _begin(self, request: Request) -> int:
         turn = request.turn
         session, common = (turn.session.uid, turn.common) if turn else (None, 0)
-        return self._core.kv.begin(request.uid, request.tokens, request.root, session, common)
+        return self._core.kv.begin(request.uid, request.keys, session, common)
 
     def _start(self, request: Request, covered: int, now: float) -> None:
         request.computed = request.planned = covered
@@ -152,6 +156,8 @@ class Planner:
             if loser is None:
                 return False
             if loser is request and self._core.requests.num_running == 1:
+                if kv.transfers:
+                    return False  # Their pages come back in a moment.
                 # Alone, and it was promised to fit (rule K5): what is missing is its own session's old slot.
                 if request.turn is None or not kv.drop_slot(request.turn.session.uid):
                     return False

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from actors.engine.kv.keys import PrefixKeys
 from actors.messages import Outcome, Reason, SamplingParams, Stage, Submit
 
 if TYPE_CHECKING:
@@ -14,18 +15,24 @@ if TYPE_CHECKING:
     from actors.engine.turns import Turn
 
 
+NO_KEYS = PrefixKeys(b"", (), 1)
+"""Of a request that has no prompt yet."""
+
+
 class RequestState(Enum):
     """Where a request is in its life.
 
     ARRIVED: being looked at, or waiting for its session to be loaded or for the turn before it.
     WAITING_GRAMMAR: its grammar is being compiled.
     WAITING: in the queue (also after a preemption). PREFILL, DECODE: in the batch.
+    WAITING_KV: it was about to start, and its session's hibernated KV is being read.
     COMMITTING: its end is decided and the store is being told. STOPPING: ended, but a step in flight names its pages.
     """
 
     ARRIVED = "arrived"
     WAITING_GRAMMAR = "waiting_grammar"
     WAITING = "waiting"
+    WAITING_KV = "waiting_kv"
     PREFILL = "prefill"
     DECODE = "decode"
     COMMITTING = "committing"
@@ -38,7 +45,8 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
         {RequestState.WAITING_GRAMMAR, RequestState.WAITING, RequestState.COMMITTING, RequestState.ENDED}
     ),
     RequestState.WAITING_GRAMMAR: frozenset({RequestState.WAITING, RequestState.ENDED}),
-    RequestState.WAITING: frozenset({RequestState.PREFILL, RequestState.ENDED}),
+    RequestState.WAITING: frozenset({RequestState.PREFILL, RequestState.WAITING_KV, RequestState.ENDED}),
+    RequestState.WAITING_KV: frozenset({RequestState.WAITING, RequestState.ENDED}),
     RequestState.PREFILL: frozenset(
         {
             RequestState.DECODE,
@@ -109,7 +117,7 @@ class Request:
     """The session in whose queue it waits (state ARRIVED)."""
     takes_over: bool = False
     """It is parked only until what it came to supersede or replace has been stored."""
-    root: bytes = b""
+    keys: PrefixKeys = NO_KEYS
     stops: StopStrings | None = None
     grammar_asked: bool = False
     """The shell was asked to compile its grammar, and has to be told when the request is over."""

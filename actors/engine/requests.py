@@ -21,6 +21,7 @@ class RequestTable:
         self._waiting: list[tuple[tuple[int, int], Request]] = []
         self._running: list[tuple[tuple[int, int], Request]] = []
         self._compiling: set[int] = set()
+        self._waking: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._by_uid)
@@ -61,6 +62,11 @@ class RequestTable:
         return len(self._compiling)
 
     @property
+    def num_waking(self) -> int:
+        """Requests whose session's hibernated KV is being read. They count as waiting, too."""
+        return len(self._waking)
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
@@ -85,6 +91,17 @@ class RequestTable:
     def compiled(self, request: Request) -> None:
         self._compiling.remove(request.uid)
 
+    def wake(self, request: Request) -> None:
+        """Out of the waiting queue until `woken`."""
+        self._remove(self._waiting, request)
+        self._waking.add(request.uid)
+
+    def is_waking(self, request: Request) -> bool:
+        return request.uid in self._waking
+
+    def woken(self, request: Request) -> None:
+        self._waking.remove(request.uid)
+
     def enqueue(self, request: Request) -> None:
         insort(self._waiting, (request.order, request))
 
@@ -100,6 +117,8 @@ class RequestTable:
         """Take a request out of the queue its state says it is in."""
         if request.state is RequestState.WAITING_GRAMMAR:
             self.compiled(request)
+        elif request.state is RequestState.WAITING_KV:
+            self.woken(request)
         elif request.state is RequestState.WAITING:
             self._remove(self._waiting, request)
         elif request.state in (RequestState.PREFILL, RequestState.DECODE):

@@ -8,7 +8,7 @@ from enum import Enum
 
 from actors.engine.history import History
 from actors.engine.request import Request
-from actors.messages import SessionInfo, SessionMode
+from actors.messages import SessionMode
 from actors.records import SessionRecord
 
 
@@ -149,22 +149,3 @@ class SessionTable:
         if self._by_key.get(session.key) is session:
             del self._by_key[session.key]
         self._by_uid.pop(session.uid, None)
-
-
-def describe(session: Session, resident_tokens: int, running_rid: str | None, now: float) -> SessionInfo:
-    """What introspection tells of a session (rule S11)."""
-    return SessionInfo(
-        tenant=session.tenant,
-        session_id=session.session_id,
-        generation=session.generation,
-        epoch=session.epoch,
-        mode=session.mode,
-        state=session.state.value,
-        turns=len(session.history),
-        tokens=session.history.num_tokens,
-        resident_tokens=resident_tokens,
-        idle_s=0.0 if session.lease else max(0.0, now - session.idle_since),
-        running_rid=running_rid,
-        queued=len(session.queue),
-        head=session.history.head,
-    )

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.engine.core import Core
+from actors.engine.hibernation import Counts
 from actors.engine.kv.pages import PageCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Pages by owner, queue lengths and counters. `resident_sessions`: sessions whose KV is held."""
+    """Pages by owner, queue lengths and counters. `resident_sessions`: sessions whose KV is held. `images`,
+    `image_pages`: sessions that have hibernated KV, and how much."""
 
     pages: PageCounts
     page_size: int
@@ -32,13 +34,20 @@ class EngineStats:
     tombstones: int
     clocks: int
     compiling: int
+    waking: int
+    images: int
+    image_pages: int
+    saved_pages: int
+    loaded_pages: int
+    missed_pages: int
+    woken_turns: int
     unreturned: int = 0
     """Requests that have ended or not, whose pages are not all back."""
     recently_ended: int = 0
     """Names of requests that ended a moment ago, kept for as long as a tombstone."""
 
 
-def snapshot(core: Core) -> EngineStats:
+def snapshot(core: Core, hibernated: Counts) -> EngineStats:
     totals = core.totals
     return EngineStats(
         pages=core.kv.counts,
@@ -47,7 +56,7 @@ def snapshot(core: Core) -> EngineStats:
         running=core.requests.num_running,
         live=core.requests.num_live,
         sessions=len(core.sessions),
-        resident_sessions=core.kv.num_slots,
+        resident_sessions=len(core.kv.slots),
         received=totals.received,
         ends=tuple((*key, count) for key, count in sorted(totals.ends.items())),
         steps=totals.steps,
@@ -61,6 +70,13 @@ def snapshot(core: Core) -> EngineStats:
         tombstones=len(core.tombstones),
         clocks=len(core.clocks),
         compiling=core.requests.num_compiling,
+        waking=core.requests.num_waking,
+        images=len(core.images),
+        image_pages=sum(len(image.keys) for image in core.images.values()),
+        saved_pages=hibernated.saved_pages,
+        loaded_pages=hibernated.loaded_pages,
+        missed_pages=hibernated.missed_pages,
+        woken_turns=hibernated.woken_turns,
         unreturned=len(core.requests),
         recently_ended=len(core.ended),
     )

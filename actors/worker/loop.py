@@ -81,6 +81,7 @@ class Loop:
         outputs += self._engine.expire(now)
         self._publish(outputs)
         plan = self._engine.plan(now)
+        self._publish(self._engine.take_output())
         self._nothing_to_plan = plan is None and not self._launched
         if plan is not None:
             self._launch(plan)

@@ -9,11 +9,14 @@ from typing import Any
 from actors.engine.core import Output
 from actors.engine.effects import (
     CompileGrammar,
+    DropKV,
     Effect,
     ForgetSession,
+    LoadKV,
     LoadSession,
     ReleaseGrammar,
     RollBackTurns,
+    SaveKV,
     SessionForgotten,
     SessionLoaded,
     StoreTurn,
@@ -30,6 +33,7 @@ from actors.messages import (
     AbortReport,
     CloseSession,
     Finished,
+    FlushCache,
     ForkSession,
     GetSession,
     Grammar,
@@ -49,6 +53,7 @@ from actors.records import SessionRecord, TurnRecord
 from actors.runner.base import ModelRunner, StepHandle
 from actors.runner.toy import ToyRunner, toy_continuation
 from tests.engine.grammar_desk import GrammarDesk
+from tests.engine.kv_desk import KVDesk
 
 
 @dataclass
@@ -91,10 +96,14 @@ class Driver:
         )
         self.now = 0.0
         self.told: dict[str, Told] = {}
+        self.sent: dict[str, Submit] = {}
         self.replies: dict[int, object] = {}
         self.effects: deque[Effect] = deque()
         self.hold_store = False
         self.hold_grammars = False
+        self.hold_kv = False
+        self.answered_kv = 0
+        self.kv = KVDesk(self.runner)
         self.grammars = GrammarDesk(self.runner.matchers)
         self.store_error = ""
         self.stale = False
@@ -119,6 +128,7 @@ class Driver:
         check(self.engine)
         if plan is not None:
             self.launched.append((plan, self.runner.launch(plan)))
+        self._hear(self.engine.take_output())
         return plan
 
     def commit(self) -> None:
@@ -128,12 +138,13 @@ class Driver:
 
     def step(self, dt: float = 0.01) -> bool:
         """Once around the loop, as the worker does it. False when there was nothing to do."""
+        answered = self.answered_kv
         self.tick(dt)
         plan = self.launch()
         if self.launched and (plan is None or len(self.launched) > self.engine.settings.depth):
             self.commit()
             return True
-        return plan is not None
+        return plan is not None or self.answered_kv > answered
 
     def run(self, steps: int = 2000) -> None:
         """Step until nothing is left to do."""
@@ -150,7 +161,8 @@ class Driver:
         fields.setdefault("tenant", "t")
         fields.setdefault("ingress", "i")
         self.told[key] = Told()
-        self.handle(Submit(key=key, input_ids=tuple(prompt), sampling=sampling, **fields))
+        self.sent[key] = Submit(key=key, input_ids=tuple(prompt), sampling=sampling, **fields)
+        self.handle(self.sent[key])
         return self.told[key]
 
     def open(self, session_id: str = "s", mode: SessionMode = SessionMode.STREAMING, **fields: Any) -> SessionRecord:
@@ -249,6 +261,13 @@ class Driver:
         generation = row.record.generation if row else 0
         return self.ask(CloseSession, session_id=session_id, generation=generation, **fields)
 
+    def ask_flush(self) -> int:
+        self._ask += 1
+        self.handle(FlushCache(ask=self._ask))
+        freed = self.replies[self._ask]
+        assert isinstance(freed, int)
+        return freed
+
     def info(self, session_id: str = "s") -> SessionInfo | None:
         info = self.ask(GetSession, session_id=session_id)
         assert info is None or isinstance(info, SessionInfo)
@@ -275,6 +294,11 @@ class Driver:
     def answer_grammar(self, *, timed_out: bool = False) -> None:
         """Compile the oldest held grammar, or let that time out."""
         self.handle(self.grammars.answer(timed_out=timed_out))
+
+    def answer_kv(self) -> None:
+        """Make the oldest held copy of KV."""
+        self.answered_kv += 1
+        self.handle(self.kv.answer())
 
     def _store_turn(self, effect: StoreTurn) -> TurnStored:
         if self.store_error or self.stale:
@@ -322,6 +346,8 @@ class Driver:
                     told.end = output
                 case CompileGrammar():
                     self.grammars.take(output)
+                case SaveKV() | LoadKV() | DropKV():
+                    self.kv.take(output)
                 case ReleaseGrammar():
                     self.grammars.release(output.uid)
                 case Reply():
@@ -332,6 +358,8 @@ class Driver:
             self.answer_store()
         while self.grammars.held and not self.hold_grammars:
             self.answer_grammar()
+        while self.kv.held and not self.hold_kv:
+            self.answer_kv()
 
 
 def committed(told: Told) -> bool:

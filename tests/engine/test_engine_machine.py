@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.messages import Grammar, GrammarKind, OnBusy, Outcome, Reason, SessionMode
+from actors.engine.plan import NUM_RESERVED_PAGES
+from actors.messages import CloseSession, Grammar, GrammarKind, OnBusy, Outcome, Reason, SessionMode
 from tests.engine.driver import Driver, Told, expected, expected_under
 
 EXAMPLES = int(os.environ.get("REMORA_MACHINE_EXAMPLES", "60"))
@@ -45,12 +46,15 @@ class ModelSession:
 class EngineMachine(RuleBasedStateMachine):
     @initialize(
         depth=st.sampled_from([0, 1]),
-        page_size=st.sampled_from([1, 4, 16]),
+        page_size=st.sampled_from([1, 4, 16, 64]),
         pages=st.integers(12, 40),
         chunk=st.sampled_from([3, 8, 64]),
         prefix_cache=st.booleans(),
+        hibernate_below=st.sampled_from([0.0, 0.5, 1.0]),
     )
-    def begin(self, depth: int, page_size: int, pages: int, chunk: int, prefix_cache: bool) -> None:
+    def begin(
+        self, depth: int, page_size: int, pages: int, chunk: int, prefix_cache: bool, hibernate_below: float
+    ) -> None:
         self.driver = Driver(
             depth=depth,
             page_size=page_size,
@@ -60,6 +64,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_waiting=12,
             max_queued_turns=2,
             prefix_cache=prefix_cache,
+            hibernate_below=hibernate_below,
         )
         self.sessions: dict[str, ModelSession] = {}
         self.turns: dict[str, tuple[str, dict]] = {}
@@ -67,6 +72,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.constrained: dict[str, tuple[Grammar, list[int]]] = {}
         self.judged: set[str] = set()
         self.count = 0
+        self.open("s0", False, None)
+        self.open("s1", True, None)
 
     # -- rules -----------------------------------------------------------------------------------------------------
 
@@ -173,6 +180,44 @@ class EngineMachine(RuleBasedStateMachine):
             self.driver.step()
 
     @rule()
+    def settle(self) -> None:
+        """Long enough for whatever runs to end, and for sessions to become idle."""
+        for _ in range(60):
+            self.driver.step(0.001)
+
+    @rule(share=st.sampled_from([0.5, 0.9]), token=st.integers(0, 255))
+    def crowd(self, share: float, token: int) -> None:
+        """A request that needs so much of the cache that idle sessions have to go."""
+        key = self._key("p")
+        settings = self.driver.engine.settings
+        room = (settings.num_pages - NUM_RESERVED_PAGES) * settings.page_size
+        self.plain[key] = [token] * int(room * share)
+        self.driver.submit(key, self.plain[key], 1)
+        self.settle()
+
+    @rule(name=st.sampled_from(NAMES), length=st.integers(4, 40))
+    def talk(self, name: str, length: int) -> None:
+        """A turn that is long enough to fill pages, and its end."""
+        if ("t", name) in self.driver.store:
+            key = self._key("t")
+            prompt = [self.count % 256] * length
+            self.turns[key] = (name, {"prompt": prompt, "num": 4})
+            self.driver.turn(key, prompt, 4, session_id=name)
+            self.settle()
+
+    @rule(name=st.sampled_from(NAMES), length=st.integers(4, 40), steps=st.integers(0, 3))
+    def come_back(self, name: str, length: int, steps: int) -> None:
+        """A session that was crowded out goes on; what becomes of its turn is left to the rules that follow."""
+        self.talk(name=name, length=length)
+        self.crowd(share=0.9, token=self.count % 256)
+        if ("t", name) in self.driver.store:
+            key = self._key("t")
+            self.turns[key] = (name, {"prompt": [1], "num": 6})
+            self.driver.turn(key, [1], 6, session_id=name, waiting_timeout_s=0.3)
+            for _ in range(steps):
+                self.driver.step()
+
+    @rule()
     def launch_only(self) -> None:
         self.driver.launch()
 
@@ -195,6 +240,19 @@ class EngineMachine(RuleBasedStateMachine):
     def abort_before_submit(self, number: int) -> None:
         self.driver.abort(keys=(f"t{self.count + number}",))
 
+    @rule(data=st.data())
+    def deliver_again(self, data: st.DataObject) -> None:
+        """The network delivers a request twice, the second time whenever it likes."""
+        if self.driver.sent:
+            self.driver.handle(self.driver.sent[data.draw(st.sampled_from(sorted(self.driver.sent)))])
+
+    @rule(name=st.sampled_from(NAMES))
+    def stale_close(self, name: str) -> None:
+        """A close of an earlier session of this id arrives late."""
+        row = self.driver.store.get(("t", name))
+        generation = row.record.generation - 1 if row else 0
+        assert not self.driver.ask(CloseSession, session_id=name, generation=generation).known
+
     @rule(name=st.sampled_from(NAMES), abort_running=st.booleans())
     def close(self, name: str, abort_running: bool) -> None:
         self.driver.close(name, abort_running=abort_running)
@@ -205,7 +263,27 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.driver.engine.core.kv.flush()
+        assert self.driver.ask_flush() >= 0
+
+    @rule(held=st.booleans(), room=st.sampled_from([0, 1, 3, 1000]), harmed=st.sampled_from([0, 1, 2, 1000]))
+    def kv_pace(self, held: bool, room: int, harmed: int) -> None:
+        """Copies of KV take their time, find little room, or find a page of each image harmed."""
+        self.driver.kv.room, self.driver.kv.harmed = room, {harmed}
+        self.driver.hold_kv = held
+        while self.driver.kv.held and not held:
+            self.driver.answer_kv()
+
+    @precondition(lambda self: self.driver.kv.held)
+    @rule()
+    def kv_answers(self) -> None:
+        self.driver.answer_kv()
+
+    @precondition(lambda self: self.driver.kv.images)
+    @rule(data=st.data())
+    def kv_is_lost(self, data: st.DataObject) -> None:
+        session = data.draw(st.sampled_from(sorted(self.driver.kv.images)))
+        pages = data.draw(st.integers(0, len(self.driver.kv.images[session])))
+        self.driver.handle(self.driver.kv.lose(session, pages))
 
     @rule(held=st.booleans())
     def store_pace(self, held: bool) -> None:
@@ -279,11 +357,13 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "driver"):
             return
         driver = self.driver
-        driver.hold_store = driver.hold_grammars = False
+        driver.hold_store = driver.hold_grammars = driver.hold_kv = False
         while driver.effects:
             driver.answer_store()
         while driver.grammars.held:
             driver.answer_grammar()
+        while driver.kv.held:
+            driver.answer_kv()
         driver.run(5000)
         self.texts_are_right()
         assert all(told.end is not None for told in driver.told.values())
@@ -293,11 +373,12 @@ class EngineMachine(RuleBasedStateMachine):
             if info is not None and row is not None and info.generation == row.record.generation:
                 assert (info.turns, info.head) == (len(row.turns), row.record.head)
             driver.close(name)
-        driver.engine.core.kv.flush()
+        driver.ask_flush()
         stats = driver.engine.snapshot()
         assert (stats.live, stats.waiting, stats.running, stats.sessions) == (0, 0, 0, 0)
         assert stats.pages.free == stats.pages.total
         assert len(driver.engine.core.requests) == 0
+        assert (stats.images, len(driver.engine.core.kv.transfers), driver.kv.images) == (0, 0, {})
 
     def _key(self, kind: str) -> str:
         self.count += 1

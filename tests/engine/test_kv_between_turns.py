@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from actors.engine.kv.keys import PrefixKeys, namespace_root
 from actors.messages import Outcome, Reason, SamplingParams, SessionMode
 from tests.engine.driver import Driver, expected
 
@@ -41,12 +42,13 @@ def test_page_is_shared_only_after_the_step_that_filled_it_has_committed() -> No
     """K3: a page of a step in flight is not in the index."""
     driver = Driver(depth=1, page_size=4, max_step_tokens=8)
     prompt = prompt_of(2, 8)
+    root = namespace_root("t", "", shared=False)
     driver.submit("a", prompt)
     driver.launch()
-    assert driver.engine.core.kv.begin(99, prompt, driver.engine.core.requests.by_rid("t", "a").root, None, 0) == 0
+    assert driver.engine.core.kv.begin(99, PrefixKeys(root, prompt, 4), None, 0) == 0
     driver.engine.core.kv.release(99)
     driver.commit()
-    assert driver.engine.core.kv.begin(99, prompt, driver.engine.core.requests.by_rid("t", "a").root, None, 0) == 4
+    assert driver.engine.core.kv.begin(99, PrefixKeys(root, prompt, 4), None, 0) == 4
     driver.engine.core.kv.release(99)
     driver.run()
 

@@ -1,0 +1,57 @@
+"""Names of page contents: a page's key stands for its tokens and everything before them (rule K3)."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+
+class PrefixKeys:
+    """Keys of the full pages of a growing list of tokens, each computed once.
+
+    `tokens` is read when a key is wanted for the first time, and may have grown by then; it must never change below.
+    """
+
+    __slots__ = ("_keys", "_page_size", "_root", "tokens")
+
+    def __init__(self, root: bytes, tokens: Sequence[int], page_size: int) -> None:
+        self.tokens = tokens
+        self._root = root
+        self._page_size = page_size
+        self._keys: list[bytes] = []
+
+    def __getitem__(self, page: int) -> bytes:
+        """Key of page `page`, all of whose tokens are known."""
+        while len(self._keys) <= page:
+            start = len(self._keys) * self._page_size
+            content = array("i", self.tokens[start : start + self._page_size]).tobytes()
+            before = self._keys[-1] if self._keys else self._root
+            self._keys.append(hashlib.blake2b(before + content, digest_size=16).digest())
+        return self._keys[page]
+
+    def first(self, num_pages: int) -> list[bytes]:
+        """Keys of the first `num_pages` pages."""
+        if num_pages:
+            self[num_pages - 1]
+        return self._keys[:num_pages]
+
+    def in_common(self, others: Sequence[bytes], at_most: int) -> int:
+        """How many of the first `at_most` pages have these keys. A key stands for all before it: few are compared."""
+        low, high = 0, min(len(others), at_most)
+        if high and self[high - 1] == others[high - 1]:
+            return high
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self[middle - 1] == others[middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def namespace_root(tenant: str, salt: str, *, shared: bool) -> bytes:
+    """Seed of a chain of prefix keys: tenants do not share unless told to, and a salt narrows further (rule K3)."""
+    scope = "" if shared else tenant
+    named = f"{len(scope)}:{scope}{salt}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(named, digest_size=16).digest()
