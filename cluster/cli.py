@@ -95,7 +95,8 @@ def _value(assignment: str, text: str) -> object:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UsageError(f"--set {assignment}: not a YAML value") from error
+        path = assignment.partition("=")[0]  # Not the value: it may be an URL with a password.
+        raise UsageError(f"--set {path}: not a YAML value") from error
 
 
 def _number(name: str, text: str) -> int:

@@ -20,6 +20,7 @@ from actors.model.source import resolve, served_name
 from actors.records import StoreError
 from cluster import environment
 from cluster.store.open import sqlite_path
+from cluster.store.urls import is_redis
 from cluster.usage import UsageError
 from configs import RemoraConfig
 from configs.keys import keys_in, read_keys_file
@@ -120,10 +121,12 @@ def with_absolute_files(config: RemoraConfig) -> RemoraConfig:
 
 
 def located(config: RemoraConfig) -> RemoraConfig:
-    """Find or fetch the model before anything is started, and say where the sessions' file is, as an absolute path
-    that means the same to every process, and whose token ids it holds. Raises UsageError."""
+    """Find or fetch the model before anything is started, and say where the sessions are, in words that mean the same
+    to every process, as an absolute path does, and whose token ids these are. Raises UsageError."""
     try:
         vocabulary = vocabulary_of(config)
+        if is_redis(config.store.url):
+            return replace(config, store=replace(config.store, vocabulary=vocabulary))
         path = sqlite_path(config.store.url, default_name=f"sessions-{re.sub('[^A-Za-z0-9]+', '-', vocabulary)}")
     except (ModelError, StoreError) as error:
         raise UsageError(str(error)) from error

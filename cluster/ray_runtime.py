@@ -12,7 +12,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
 from actors.messages import CloseSession, GetSession, RollbackSession
 from actors.ports import WorkerGone, WorkerPort
-from actors.records import StoreError
+from actors.records import SessionStore, StoreError
 from actors.wire import decode, encode
 from actors.worker.actor import WORKER_CONCURRENCY_GROUPS, ActorWorkerPort, WorkerActor
 from cluster.answers import DOWN, Answer
@@ -20,8 +20,11 @@ from cluster.fleet import WORKER_PREFIX
 from cluster.ray_errors import cause_of
 from cluster.runtime import WorkerSilent
 from cluster.serve_pool import GoneWorker
+from cluster.store.limits import limits_of
+from cluster.store.open import open_shared
 from cluster.store.remote import RemoteStore
 from cluster.store.service import StoreService
+from cluster.store.urls import is_redis
 from configs import RemoraConfig, to_tree
 
 NAME_PREFIX = "remora:"
@@ -49,8 +52,14 @@ class RayStoreLink:
         return answer
 
 
-def open_remote_store(config: RemoraConfig) -> RemoteStore:
-    """The store actor, started on the head node if need be. Blocks until it has opened its file. Raises StoreError."""
+def open_remote_store(config: RemoraConfig) -> SessionStore:
+    """The store of a cluster, for this process and, pickled, for its workers. Raises StoreError.
+
+    One that is not on a server of its own belongs to an actor, started on the head node if need be; blocks until that
+    has opened its file.
+    """
+    if is_redis(config.store.url):
+        return open_shared(config.store)
     handle = (
         ray.remote(StoreService)
         .options(
@@ -63,7 +72,7 @@ def open_remote_store(config: RemoraConfig) -> RemoteStore:
             num_cpus=0,
             resources=HEAD_NODE,
         )
-        .remote(config.store.url, config.store.vocabulary)
+        .remote(config.store.url, config.store.vocabulary, limits_of(config.store))
     )
     try:
         ray.get(handle.ready.remote(), timeout=config.cluster.start_timeout_s)
@@ -75,7 +84,7 @@ def open_remote_store(config: RemoraConfig) -> RemoteStore:
 class RayRuntime:
     """Implements `Runtime`. Calls start in an empty context: no request that is cancelled takes them along."""
 
-    def __init__(self, config: RemoraConfig, store: RemoteStore) -> None:
+    def __init__(self, config: RemoraConfig, store: SessionStore) -> None:
         self._config = config
         self._store = store
         self._handles: dict[str, Any] = {}

@@ -202,7 +202,7 @@ class StoreConfig:
     `max_result_bytes`: of one, `max_results_bytes`: of all together; older ones expire early to make room.
     """
 
-    url: str = ""
+    url: str = field(default="", repr=False)  # It may hold a password.
     vocabulary: str = ""
     commit_timeout_s: float = 30.0
     prefix: str = "remora"

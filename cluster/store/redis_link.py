@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ Value = bytes | str | int | float
 
 CONNECT_S = 5.0
 RETRY_PAUSE_S = 0.1
+_PREFIX = re.compile(r"[A-Za-z0-9._:-]+")
 _SCRIPTS = Path(__file__).parent / "lua"
 _REFUSED = (AuthenticationError, AuthorizationError)
 """These are ConnectionErrors too, but trying again would not help."""
@@ -52,10 +54,12 @@ class RedisLink:
     """For any thread. Connects when it is first used, and anew after every failure."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        """Raises StoreError for an URL that cannot be read."""
+        """Raises StoreError for an URL or a prefix that cannot be used."""
         self.name = f"session store {shown(settings.url)}"
         self._secrets = secrets_of(settings.url)
         self._patience_s = settings.timeout_s
+        if not _PREFIX.fullmatch(settings.prefix):
+            raise StoreError(f"store.prefix: {settings.prefix!r}; it must be of the characters A-Z a-z 0-9 . _ : -")
         self._tag = b"{%s}:" % settings.prefix.encode()
         try:
             self._client = redis.Redis.from_url(

@@ -27,7 +27,7 @@ class Server:
     def __init__(self, folder: Path, config: dict[str, Any], **environment: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        config.setdefault("store", {})["url"] = f"sqlite:{folder / 'sessions.sqlite'}"
+        config.setdefault("store", {}).setdefault("url", f"sqlite:{folder / 'sessions.sqlite'}")
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
         self.lines: list[str] = []
