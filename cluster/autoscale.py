@@ -141,13 +141,13 @@ def _needs(memory: Memory, seen: Observation, settings: AutoscaleConfig, max_run
     """(what the load asks for, what must be kept)"""
     up = [*_targets(seen, settings, max_running, 1.0), _by_queue(seen, settings)]
     spare = 1.0 - settings.margin
-    keep = [*up, *_targets(seen, settings, max_running, spare), _by_capacity(memory, seen, spare)]
+    keep = [*_targets(seen, settings, max_running, spare), _by_capacity(memory, seen, spare), *up]
     return max(up, key=lambda need: need.workers), max(keep, key=lambda need: need.workers)
 
 
 def _targets(seen: Observation, settings: AutoscaleConfig, max_running: int, spare: float) -> list[Need]:
     """Load over target, for each target; targets are lowered by `spare`. One worker at least, to have one to ask."""
-    needs = [Need(1, "one serves"), _by_requests(seen, settings, max_running, spare)]
+    needs = [_by_requests(seen, settings, max_running, spare), Need(1, "one serves")]
     ready = [one for one in seen.workers if one.ready]
     capacity = sum(one.kv_tokens for one in ready)
     if capacity:
