@@ -40,10 +40,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Leaving:
-    """When to close the connection, counted from when the request was sent, and how."""
+    """When to close the connection, and how: `after_s` from when the request was sent, or as soon as `after_events`
+    events of a stream have come, or, with `part` below 1, when only that share of the body was sent."""
 
     after_s: float
     reset: bool = False
+    after_events: int = 0
+    part: float = 1.0
 
 
 class RawClient:
@@ -64,21 +67,36 @@ class RawClient:
     ) -> Answer:
         """Raises TimeoutError when there is no whole answer within `PATIENCE_S`, CutShort, OSError."""
         reader, writer = await asyncio.open_connection(self._host, self._port)
-        body = b"" if tree is None else orjson.dumps(tree)
+        body = b"" if tree is None else tree if isinstance(tree, bytes) else orjson.dumps(tree)
         lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         try:
-            writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+            sent = body if leave is None else body[: int(len(body) * leave.part)]
+            writer.write("\r\n".join([*lines, "", ""]).encode() + sent)
             if leave is None:
                 return parse(await asyncio.wait_for(reader.read(), PATIENCE_S))
-            with contextlib.suppress(asyncio.TimeoutError):
-                return parse(await asyncio.wait_for(reader.read(), leave.after_s))
+            whole = await self._until(reader, leave)
+            if whole is not None:
+                return parse(whole)
             if leave.reset:
                 linger = struct.pack("ii", 1, 0)
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             return Answer(0)
         finally:
             writer.close()
+
+    async def _until(self, reader: asyncio.StreamReader, leave: Leaving) -> bytes | None:
+        """The whole answer, if it ends before it is time to leave."""
+        got = b""
+        with contextlib.suppress(asyncio.TimeoutError):
+            if not leave.after_events:
+                return await asyncio.wait_for(reader.read(), leave.after_s)
+            while got.count(b"data: ") < leave.after_events:
+                piece = await asyncio.wait_for(reader.read(65536), PATIENCE_S)
+                if not piece:
+                    return got
+                got += piece
+        return None
 
 
 def parse(data: bytes) -> Answer:

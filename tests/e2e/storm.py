@@ -1,7 +1,6 @@
 """A client's view of one session under a storm: what its history may be, and what every answer must therefore be.
 
-The toy runner's text is a pure function of the prompt: each text and each count of prompt tokens can be compared with
-what the session's history makes them.
+An oracle says what the histories are: of the toy runner every token, of a real model all but its own outputs.
 """
 
 from __future__ import annotations
@@ -12,19 +11,21 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
-from actors.runner.toy import toy_continuation
+from tests.e2e.answers import STRANGE, flaws_of, outcome_of, text_of, usage_of
+from tests.e2e.oracles import Oracle, ToyOracle
 from tests.e2e.raw_http import Answer, CutShort, Leaving, RawClient
 
 SETTLE_S = 10.0
+FIRST_LOOK_S = 0.03
+LAST_LOOK_S = 0.3
 CHAT = "POST", "/v1/chat/completions"
 EXPECTED_REASONS = {
     "session_busy", "queue_full", "session_unknown", "session_closing", "deadline", "waiting_timeout",
     "running_timeout", "too_large", "parent_unknown", "session_exists",
 }  # fmt: skip
-LOSS_REASONS = {"worker_lost", "client_disconnect", "shutdown", "cut", "lost by the proxy"}
+LOSS_REASONS = {"worker_lost", "client_disconnect", "shutdown", "cut", STRANGE}
 """What a client may also hear while processes are being killed."""
 
 
@@ -38,8 +39,23 @@ class Weather:
     """Whether workers are being killed meanwhile: then sessions may move and turns may be lost."""
     pressure: bool = False
     """Whether pages run short: then idle sessions lose their KV."""
+    oracle: Oracle = field(default_factory=ToyOracle)
+    longest: int = 2000
+    """Tokens after which a session is closed, so that it goes on to fit."""
+    too_many_tokens: int = 8191
+    """A `max_tokens` that the model's context has, but not behind a prompt."""
+    lateness_s: float = 0.15
+    """How long after its client has left a turn may still begin or end."""
+    settle_s: float = SETTLE_S
     seen: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+    """Chat requests sent, by what came of them."""
     faults: list[str] = field(default_factory=list)
+
+    @property
+    def sent(self) -> int:
+        """Chat requests, whatever came of them."""
+        return self.answers.total()
 
     @property
     def bearable(self) -> set[str]:
@@ -50,34 +66,45 @@ class Weather:
         self.faults.append(text)
         print(f"FAULT {text}", file=sys.stderr, flush=True)
 
+    async def chat(self, body: dict[str, Any] | bytes, leave: Leaving | None = None) -> Answer:
+        """One request for a chat, counted, and its answer with what is wrong with any answer. An answer that was cut
+        counts as none."""
+        name = body.get("rid", "a request without a rid") if isinstance(body, dict) else repr(body[:60])
+        try:
+            answer = await self.client.call(*CHAT, body, leave=leave)
+        except (OSError, asyncio.TimeoutError, CutShort) as error:
+            self.answers["cut short"] += 1
+            if not self.losses:
+                self.fault(f"{name}: {error!r}")
+            return Answer(0)
+        self.answers[outcome_of(answer)] += 1
+        most = body.get("max_tokens", 0) if isinstance(body, dict) else 0
+        for flaw in flaws_of(answer, most):
+            self.fault(f"{name}: {flaw}")
+        return answer
+
 
 @dataclass
 class Turn:
-    """A request that was sent, and what came of it. `base`: token ids it continues from, where that is certain."""
+    """A request that was sent, and what came of it. `named`: it names its parent."""
 
     rid: str
     text: str
     max_tokens: int
+    oracle: Oracle
+    named: bool = False
     answer: Answer = field(default_factory=lambda: Answer(0))
 
     def prompt(self, base: list[int]) -> list[int]:
-        """What the toy's template makes of it after `base`."""
-        line = f"user: {self.text}\nassistant: ".encode()
-        close = b"" if not base or base[-1] == ord("\n") else b"\n"
-        return [*base, *close, *line]
+        return self.oracle.prompt(base, self.text, named=self.named)
 
     def context(self, base: list[int]) -> list[int]:
         prompt = self.prompt(base)
-        return prompt + continuation(prompt, self.max_tokens)
+        return prompt + self.oracle.output(prompt, self.max_tokens)
 
-
-def continuation(prompt: list[int], num_tokens: int) -> list[int]:
-    return list(_continuation(tuple(prompt), num_tokens))
-
-
-@lru_cache(maxsize=4096)
-def _continuation(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    return tuple(toy_continuation(list(prompt), num_tokens))
+    def twin(self) -> Turn:
+        """The same turn, to be sent again."""
+        return Turn(self.rid, self.text, self.max_tokens, self.oracle, self.named)
 
 
 class Driver:
@@ -107,7 +134,7 @@ class Driver:
         self.count += 1
         text = "".join(self.rng.choices("abcdefgh ", k=self.rng.randint(1, 60)))
         tokens = max_tokens if max_tokens is not None else self.rng.randint(1, 12)
-        return Turn(f"{self.name}/{self.count}", text, tokens)
+        return Turn(f"{self.name}/{self.count}", text, tokens, self.weather.oracle)
 
     async def send(self, turn: Turn, leave: Leaving | None = None, session: Any = None, **fields: Any) -> Answer:
         body = {
@@ -118,16 +145,13 @@ class Driver:
             "session": {"id": self.name, **(session or {})},
             "stream": self.rng.random() < 0.5,
             "stream_options": {"include_usage": True},
+            **self.weather.oracle.options(turn.max_tokens),
             **fields,
         }
+        if leave is not None and leave.after_events:
+            body["stream"] = True
         self.unheard.append(turn)
-        try:
-            turn.answer = await self.weather.client.call(*CHAT, body, leave=leave)
-        except (OSError, asyncio.TimeoutError, CutShort) as error:
-            self.weather.seen["cut short"] += 1
-            if not self.weather.losses:
-                self.fault(f"{turn.rid}: {error!r}")
-            return turn.answer
+        turn.answer = await self.weather.chat(body, leave)
         self._note(turn)
         return turn.answer
 
@@ -135,7 +159,6 @@ class Driver:
         """Count the answer and complain about one that should never be given."""
         answer = turn.answer
         outcome = outcome_of(answer)
-        self.weather.seen[outcome] += 1
         worker = answer.headers.get("x-remora-worker")
         if worker and answer.status == 200:
             if self.worker not in (None, worker) and not self.weather.losses:
@@ -151,7 +174,8 @@ class Driver:
 
     async def settled(self) -> dict[str, Any] | None:
         """The session once no turn runs or waits in it. None: it is closed."""
-        deadline = time.monotonic() + SETTLE_S
+        deadline = time.monotonic() + self.weather.settle_s
+        look_s = FIRST_LOOK_S
         while True:
             info = await self.info()
             if info is None or (info["state"] in ("idle", None) and not info["queued"]):
@@ -159,7 +183,8 @@ class Driver:
             if time.monotonic() > deadline:
                 self.fault(f"did not come to rest: {info}")
                 return info
-            await asyncio.sleep(0.03)
+            await asyncio.sleep(look_s)
+            look_s = min(2 * look_s, LAST_LOOK_S)
 
     async def open(self, mode: str = "tree") -> None:
         self.mode = mode
@@ -176,21 +201,22 @@ class Driver:
         fits = []
         for base in bases:
             prompt = turn.prompt(base)
-            if len(prompt) == usage["prompt_tokens"] and continuation(prompt, len(text)) == list(text.encode()):
+            fitting = len(prompt) == usage["prompt_tokens"]
+            if fitting and turn.oracle.agrees(prompt, text, usage["completion_tokens"]):
                 fits.append(base)
         if not fits:
             lengths = sorted({len(turn.prompt(base)) for base in bases})
             self.fault(f"{turn.rid}: text or P {usage['prompt_tokens']} fits none of the histories (P {lengths})")
             return [turn.context(base) for base in bases]
-        if usage["completion_tokens"] != len(text):
-            self.fault(f"{turn.rid}: {usage['completion_tokens']} tokens for {len(text)} characters")
+        if usage["completion_tokens"] != turn.max_tokens:
+            self.fault(f"{turn.rid}: {usage['completion_tokens']} tokens, not {turn.max_tokens}")
         return [turn.context(base) for base in fits]
 
     async def resolve(self, turns: list[Turn]) -> None:
         """After turns from the head, some of which may have run unheard: in which order, and which, we learn from
         the session's head."""
         turns = [*turns, *(turn for turn in self.unheard if turn.rid not in {one.rid for one in turns})]
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(self.weather.lateness_s)
         info = await self.settled()
         if info is None:
             self.fault("vanished")
@@ -230,34 +256,3 @@ def _chains(heads: list[list[int]], turns: list[Turn]) -> list[tuple[list[int], 
 
 def unique(contexts: list[list[int]]) -> list[list[int]]:
     return [list(one) for one in dict.fromkeys(map(tuple, contexts))]
-
-
-def outcome_of(answer: Answer) -> str:
-    """`left`, a finish_reason, an error's reason, or what became of an answer that is none of ours."""
-    if answer.status == 0:
-        return "left"
-    kind = answer.headers.get("content-type", "")
-    if "text/event-stream" not in kind:
-        if "application/json" not in kind:
-            return "lost by the proxy"
-        tree = answer.tree
-        return tree["error"]["reason"] if "error" in tree else tree["choices"][0]["finish_reason"]
-    for event in answer.events:
-        if "error" in event:
-            return str(event["error"]["reason"])
-        if event["choices"] and event["choices"][0]["finish_reason"]:
-            return str(event["choices"][0]["finish_reason"])
-    return "cut"
-
-
-def text_of(answer: Answer) -> str:
-    if "text/event-stream" not in answer.headers["content-type"]:
-        return str(answer.tree["choices"][0]["message"]["content"])
-    pieces = [event["choices"][0]["delta"].get("content", "") for event in answer.events if event.get("choices")]
-    return "".join(pieces)
-
-
-def usage_of(answer: Answer) -> dict[str, Any]:
-    if "text/event-stream" not in answer.headers["content-type"]:
-        return dict(answer.tree["usage"])
-    return next(dict(event["usage"]) for event in answer.events if event.get("usage"))

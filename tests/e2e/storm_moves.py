@@ -1,4 +1,4 @@
-"""What clients do to a session in a storm, each move with the rules that it tries to break."""
+"""What clients do with the turns of a session in a storm, each move with the rules that it tries to break."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tests.e2e.answers import outcome_of, text_of, usage_of
 from tests.e2e.raw_http import Leaving
-from tests.e2e.storm import CHAT, Driver, Turn, outcome_of, text_of, unique, usage_of
-
-LONGEST = 2000
-"""Tokens after which a session is closed, so that it goes on to fit."""
+from tests.e2e.storm import Driver, unique
 
 
 async def plain(driver: Driver) -> None:
@@ -38,7 +36,10 @@ async def plain(driver: Driver) -> None:
 async def left(driver: Driver) -> None:
     """A1, K2: a client that leaves at a random time."""
     turn = driver.turn(driver.rng.choice([3, 20, 60]))
-    leave = Leaving(driver.rng.choice([0, 0.01, 0.05, 0.2, 0.5]) * driver.rng.random(), driver.rng.random() < 0.5)
+    reset = driver.rng.random() < 0.5
+    leave = Leaving(driver.rng.choice([0, 0.01, 0.05, 0.2, 0.5]) * driver.rng.random(), reset)
+    if driver.rng.random() < 0.4:
+        leave = Leaving(0, reset, after_events=driver.rng.randint(1, 6))
     await driver.send(turn, leave)
     await driver.resolve([turn])
 
@@ -84,7 +85,7 @@ async def timed(driver: Driver) -> None:
 async def repeated(driver: Driver) -> None:
     """T2: a turn sent again, after its end or at the same instant."""
     turn = driver.turn()
-    twin = Turn(turn.rid, turn.text, turn.max_tokens)
+    twin = turn.twin()
     if driver.rng.random() < 0.5:
         await asyncio.gather(driver.send(turn), driver.send(twin))
     else:
@@ -108,6 +109,7 @@ async def branched(driver: Driver) -> None:
     if driver.rng.random() < 0.3:
         options["replace"] = True
     turn = driver.turn()
+    turn.named = True
     await driver.send(turn, session={"parent": parent, **options})
     if outcome_of(turn.answer) == "parent_unknown" and parent not in driver.nodes:
         return
@@ -145,20 +147,6 @@ async def closed(driver: Driver) -> None:
         driver.fault(f"{turn.rid}: {told} of a session that was closed ({mode})")
 
 
-async def stateless(driver: Driver) -> None:
-    """A plain request beside the session, left or not."""
-    turn = driver.turn(driver.rng.choice([4, 40]))
-    leave = Leaving(driver.rng.random() * 0.4, True) if driver.rng.random() < 0.6 else None
-    body = {"messages": [{"role": "user", "content": turn.text}], "max_tokens": turn.max_tokens, "temperature": 0}
-    turn.answer = await driver.weather.client.call(*CHAT, body, leave=leave)
-    driver.weather.seen[f"stateless {outcome_of(turn.answer)}"] += 1
-    if outcome_of(turn.answer) == "length":
-        driver.judge(turn, [[]])
-
-
 async def _later(after_s: float, what: Callable[..., Awaitable[Any]], *args: Any) -> Any:
     await asyncio.sleep(after_s)
     return await what(*args)
-
-
-MOVES = (plain, plain, left, left, crowd, crowd, aborted, timed, repeated, branched, closed, stateless)
