@@ -22,7 +22,7 @@ def show_status(url: str, headers: Mapping[str, str] | None = None) -> int:
         raise UsageError(f"no answer from {url}: {error}") from error
     if "workers" not in stats:
         raise UsageError(
-            "the key in REMORA_API_KEY is not an operator's (`admin`), so that it does not see the workers"
+            "the key in REMORA_API_KEY has no `admin`, and does not see the workers"
         )
     for line in lines(stats):
         print(line)

@@ -1,0 +1,341 @@
+"""What a tenant may use, and what it is told when it wants more."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.ingress.limits import Bucket, Limiter, duration
+from actors.ingress.metrics import Metrics
+from actors.messages import Event, Reason, Stage, Submit
+from configs import TenantLimits
+from tests.ingress.asgi import Call, Client, eventually, run
+from tests.ingress.harness import Edge, edge
+from tests.ingress.keyed import ACME, ACME_TOO, GLOBEX, Keyed, keys
+from tests.ingress.local import cluster
+from tests.ingress.scripted import aborted, nothing, says, stopped, tokens
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def limited(script: Any, clock: Clock | None = None, workers: int = 1, **limits: int) -> Any:
+    """An edge where acme has limits, and nobody else."""
+    tenants = {"acme": TenantLimits(**limits)}
+    return edge(script, workers=workers, auth=keys(), tenants=tenants, clock=clock or Clock())
+
+
+def acme(at: Edge) -> Keyed:
+    return Keyed(at.ingress, ACME)
+
+
+async def chat(client: Client, **fields: Any) -> Call:
+    return await client.chat(**fields).whole()
+
+
+def refusals(at: Edge) -> dict[str, int]:
+    found = at.ingress.metrics.limited.collect()[0].samples
+    return {sample.labels["limit"]: int(sample.value) for sample in found if sample.name.endswith("_total")}
+
+
+# -- buckets -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_never_gives_more_than_its_rate_and_a_burst() -> None:
+    """S10: over any stretch of time, at most the minute's budget and what was refilled since; and whoever waits for as
+    long as it was told gets one."""
+    chance = random.Random(7)
+    for per_minute in (1, 3, 60, 1000):
+        bucket, now, taken, began = Bucket(per_minute, 50.0), 50.0, 0, 50.0
+        for _ in range(400):
+            wait_s = bucket.wait_s(now)
+            if wait_s == 0:
+                bucket.take(1, now)
+                taken += 1
+            elif chance.random() < 0.5:
+                assert bucket.wait_s(now + wait_s) == 0
+                assert bucket.wait_s(now + wait_s * 0.9) > 0
+                now += wait_s
+            now += chance.random() * 0.1
+            assert taken <= per_minute + (now - began) * per_minute / 60 + 1e-3
+            assert bucket.level(now) <= per_minute
+
+
+def test_a_debt_is_paid_off_first() -> None:
+    bucket = Bucket(600, 0.0)
+    bucket.take(1600, 0.0)
+    assert bucket.level(0.0) == -1000
+    assert bucket.wait_s(0.0) == pytest.approx(100.1)
+    assert bucket.full_s(0.0) == pytest.approx(160.0)
+
+
+@pytest.mark.parametrize(("before", "after", "level"), [(10, 100, 93), (100, 10, 3), (0, 10, 10), (10, 5, -2)])
+def test_another_limit_leaves_what_was_used_used(before: int, after: int, level: int) -> None:
+    bucket = Bucket(before, 0.0)
+    bucket.take(7, 0.0)
+    bucket.resize(after, 0.0)
+    assert bucket.level(0.0) == level
+    assert bucket.level(1e9) == after
+
+
+def test_without_a_limit_nobody_waits() -> None:
+    bucket = Bucket(5, 0.0)
+    bucket.take(1000, 0.0)
+    bucket.resize(0, 0.0)
+    bucket.take(1000, 0.0)
+    assert (bucket.wait_s(0.0), bucket.full_s(0.0)) == (0.0, 0.0)
+
+
+def test_durations_are_written_as_the_openai_api_does() -> None:
+    assert [duration(s) for s in (0, 0.0061, 1, 1.5, 59.9996, 60, 360, 90.25)] == [
+        "0ms", "7ms", "1s", "1.5s", "1m0s", "1m0s", "6m0s", "1m30.25s",
+    ]  # fmt: skip
+
+
+def test_limits_may_change_while_requests_run() -> None:
+    """As when the keys file does: what is open is counted on."""
+    limits = {"t": TenantLimits(concurrent_requests=1)}
+    limiter = Limiter(lambda tenant: limits[tenant], Metrics(), Clock())
+    first = limiter.admit("t")
+    limits["t"] = TenantLimits(concurrent_requests=2, requests_per_minute=1)
+    limiter.admit("t")
+    assert limiter.usage("t").open == 2
+    first.end(5)
+    first.end(5)
+    assert limiter.usage("t").open == 1
+
+
+# -- over HTTP ---------------------------------------------------------------------------------------------------------
+
+
+def test_requests_per_minute() -> None:
+    """S10, S7, E3, E4: the third of two is refused at once, told when to come back, and let in then; not before."""
+    clock = Clock()
+
+    async def check() -> None:
+        async with limited(says("hi"), clock, requests_per_minute=2) as at:
+            first = await chat(acme(at))
+            assert first.headers["x-ratelimit-limit-requests"] == "2"
+            assert first.headers["x-ratelimit-remaining-requests"] == "1"
+            assert first.headers["x-ratelimit-reset-requests"] == "30s"
+            assert "x-ratelimit-limit-tokens" not in first.headers
+            second = await chat(Keyed(at.ingress, ACME_TOO), stream=True)
+            assert (second.status, second.headers["x-ratelimit-remaining-requests"]) == (200, "0")
+            clock.now += 0.5
+            refused = await chat(acme(at))
+            error = refused.json()["error"]
+            assert (refused.status, error["reason"], error["stage"]) == (429, "queue_full", "ingress")
+            assert (error["type"], error["code"], error["retryable"]) == (
+                "rate_limit_error",
+                "rate_limit_exceeded",
+                True,
+            )
+            assert refused.headers["retry-after"] == "30"
+            assert refused.headers["x-should-retry"] == "true"
+            assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+            assert refused.headers["x-ratelimit-reset-requests"] == "59.5s"
+            assert (await chat(Keyed(at.ingress, GLOBEX))).status == 200
+            clock.now += 29
+            assert (await chat(acme(at))).headers["retry-after"] == "1"
+            clock.now += 1
+            assert (await chat(acme(at))).status == 200
+            assert [submit.tenant for submit in at.worker.submits] == ["acme", "acme", "globex", "acme"]
+            assert at.ends()["abort", "queue_full", "ingress"] == 2
+            assert refusals(at) == {"requests": 2}
+
+    run(check())
+
+
+def test_tokens_per_minute_are_charged_afterwards() -> None:
+    """S10: prompt and completion; what is over the budget is a debt, and the answer was not cut."""
+    clock = Clock()
+
+    def script(submit: Submit) -> list[Event]:
+        return [tokens(submit, "x" * 150), stopped(submit, 150, cached_tokens=3)]
+
+    async def check() -> None:
+        async with limited(script, clock, tokens_per_minute=120) as at:
+            first = await chat(acme(at), content="hello")
+            assert (first.status, first.headers["x-ratelimit-remaining-tokens"]) == (200, "120")
+            cost = first.json()["usage"]["total_tokens"]
+            assert cost > 150
+            debt = cost - 120
+            refused = await chat(acme(at))
+            assert (refused.status, refused.headers["x-ratelimit-remaining-tokens"]) == (429, "0")
+            wait_s = int(refused.headers["retry-after"])
+            assert wait_s == -(-(debt + 1) // 2)  # Two tokens a second, rounded up to whole seconds.
+            clock.now += wait_s - 1
+            assert (await chat(acme(at))).status == 429
+            clock.now += 1
+            assert (await chat(acme(at))).status == 200
+            assert refusals(at) == {"tokens": 2}
+
+    run(check())
+
+
+def endings(reason: Reason, stage: Stage, **fields: Any) -> Any:
+    return lambda submit: [aborted(submit, reason, stage, **fields)]
+
+
+@pytest.mark.parametrize(
+    ("script", "cost"),
+    [
+        (endings(Reason.QUEUE_FULL, Stage.WAITING, prompt_tokens=50), 0),
+        (endings(Reason.WAITING_TIMEOUT, Stage.WAITING, prompt_tokens=50), 0),
+        (endings(Reason.GRAMMAR_INVALID, Stage.GRAMMAR, prompt_tokens=50), 0),
+        (endings(Reason.RUNNING_TIMEOUT, Stage.PREFILL, prompt_tokens=50), 50),
+        (lambda submit: [tokens(submit, "abc"), aborted(submit, Reason.CLIENT_ABORT, Stage.DECODE, prompt_tokens=50,
+                                                        completion_tokens=3)], 53),
+        (lambda submit: [tokens(submit, "abc"), stopped(submit, 3, replayed=True)], 0),
+    ],
+)  # fmt: skip
+def test_only_what_was_worked_on_is_charged(script: Any, cost: int) -> None:
+    """S7: neither a refusal nor a stored answer costs tokens; a request that was ended half-way costs what it did."""
+
+    async def check() -> None:
+        async with limited(script, tokens_per_minute=1000) as at:
+            await chat(acme(at))
+            assert at.ingress.limiter.usage("acme").tokens.level(1000.0) == 1000 - cost
+            assert at.ingress.limiter.usage("acme").open == 0
+
+    run(check())
+
+
+def test_concurrent_requests() -> None:
+    """S10: one more than allowed is refused until one of them has ended, however that was."""
+
+    async def check() -> None:
+        async with limited(nothing, concurrent_requests=2) as at:
+            calls = [acme(at).chat(), acme(at).chat(stream=True)]
+            await eventually(lambda: len(at.worker.submits) == 2)
+            refused = await chat(acme(at))
+            assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+            assert refused.json()["error"]["reason"] == "queue_full"
+            assert refused.json()["error"]["message"].startswith("2 requests of this tenant are running")
+            other = Keyed(at.ingress, GLOBEX).chat()
+            await eventually(lambda: len(at.worker.submits) == 3)
+            calls[0].disconnect()
+            await calls[0].whole()
+            await eventually(lambda: at.ingress.limiter.usage("acme").open == 1)
+            calls.append(acme(at).chat())
+            await eventually(lambda: len(at.worker.submits) == 4)
+            for submit in at.worker.submits[1:]:
+                at.worker.push(stopped(submit, 0))
+            for call in (*calls[1:], other):
+                assert (await call.whole()).status == 200
+            assert at.ingress.limiter.usage("acme").open == 0
+            assert refusals(at) == {"concurrent": 1}
+
+    run(check())
+
+
+def test_a_refusal_uses_up_nothing() -> None:
+    """S7: over one limit, no other limit's budget shrinks; and the request is counted once."""
+
+    async def check() -> None:
+        async with limited(nothing, concurrent_requests=1, requests_per_minute=5, tokens_per_minute=100) as at:
+            call = acme(at).chat()
+            await eventually(lambda: len(at.worker.submits) == 1)
+            for _ in range(20):
+                refused = await chat(acme(at))
+                assert (refused.status, refused.headers["x-ratelimit-remaining-requests"]) == (429, "4")
+            assert at.ingress.limiter.usage("acme").open == 1
+            call.disconnect()
+            await call.whole()
+            await eventually(lambda: sum(at.ends().values()) == 21)
+
+    run(check())
+
+
+def test_a_wrong_request_gives_its_place_back() -> None:
+    async def check() -> None:
+        async with limited(says("x"), concurrent_requests=1, requests_per_minute=10) as at:
+            for body in (b"{", b"[]", b'{"messages": 5}', b'{"messages": [], "n": 2}'):
+                call = await acme(at).start("POST", "/v1/chat/completions", body).whole()
+                assert call.status == 400
+                assert call.headers["x-ratelimit-limit-requests"] == "10"
+            assert (await chat(acme(at))).status == 200
+
+    run(check())
+
+
+def test_over_the_limit_a_body_is_not_read() -> None:
+    """I1, field case N66: a tenant that sends megabytes too often does not make the server read them."""
+
+    async def check() -> None:
+        async with limited(says("x"), requests_per_minute=1) as at:
+            assert (await chat(acme(at))).status == 200
+            call = await acme(at).chat("x" * 20_000_000).whole()
+            assert call.status == 429
+            assert call.unread
+
+    run(check())
+
+
+def test_limits_without_keys_are_those_of_the_default_tenant() -> None:
+    async def check() -> None:
+        limits = {"*": TenantLimits(requests_per_minute=1)}
+        async with edge(says("x"), tenants=limits, clock=Clock()) as at:
+            assert [(await at.client.chat().whole()).status for _ in range(2)] == [200, 429]
+
+    run(check())
+
+
+def test_a_tenants_own_number_of_sessions_goes_to_the_pool() -> None:
+    """S10: wherever a session is opened; the pool counts, since only it sees all ingresses."""
+
+    async def check() -> None:
+        async with limited(says("x"), sessions=3) as at:
+            for client in (acme(at), Keyed(at.ingress, GLOBEX)):
+                name = f"s{len(at.pool.sessions)}"
+                await client.post("/v1/sessions", {"id": name})
+                await client.chat(session={"id": f"{name}-chat", "create": True}).whole()
+                await client.post(f"/v1/sessions/{name}/fork", {})
+            assert at.pool.max_sessions == [3, 3, 3, None, None, None]
+
+    run(check())
+
+
+def test_a_client_that_leaves_pays_for_what_was_made(tmp_path: Path) -> None:
+    """S10, E6: with a real worker, whose account of the end comes after the client is gone."""
+
+    async def check() -> None:
+        tenants = {"acme": TenantLimits(tokens_per_minute=10_000)}
+        async with cluster(tmp_path, step_s=0.001, auth=keys(), tenants=tenants) as at:
+            call = Keyed(at.ingress, ACME).chat("hello", stream=True, max_tokens=4000)
+            await call.until("delta")
+            call.disconnect()
+            await call.whole()
+            usage = at.ingress.limiter.usage("acme")
+            await eventually(lambda: usage.open == 0)
+            cost = 10_000 - usage.tokens.level(at.ingress.clock())
+            assert len("user: hello\nassistant: ") < cost < 2000
+
+    run(check())
+
+
+def test_a_client_that_stops_reading_pays_too(tmp_path: Path) -> None:
+    """S10, A8: the worker had ended by the time the client was given up."""
+
+    async def check() -> None:
+        tenants = {"acme": TenantLimits(tokens_per_minute=10_000)}
+        async with cluster(tmp_path, auth=keys(), tenants=tenants) as at:
+            call = Keyed(at.ingress, ACME).chat("hello", stream=True, max_tokens=50)
+            call.stuck = True
+            usage = at.ingress.limiter.usage("acme")
+            await eventually(lambda: at.ingress.router.running and at.shell().stats()["live"] == 0)
+            await eventually(lambda: all(running._line.over for running in at.ingress.router.running))
+            call.disconnect()
+            await call.whole()
+            assert usage.open == 0
+            assert 10_000 - usage.tokens.level(at.ingress.clock()) > 50
+
+    run(check())
