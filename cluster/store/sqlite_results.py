@@ -11,7 +11,7 @@ SWEEP = 16
 """Rows whose time has come that every claim and put sees to."""
 
 _DUE = "SELECT tenant, key FROM results WHERE until <= ? ORDER BY until LIMIT ?"
-_FIRST_TO_GO = "SELECT tenant, key, state, until, ttl_s FROM results WHERE state <> 'running' ORDER BY until LIMIT 1"
+_FIRST_TO_GO = "SELECT tenant, key, state FROM results WHERE state <> 'running' ORDER BY until LIMIT 1"
 
 
 def claim_result(
@@ -107,17 +107,15 @@ def _sweep(db: sqlite3.Connection, now: float) -> None:
 
 
 def _make_room(db: sqlite3.Connection, limit: int) -> None:
-    """Expire what expires first, and then forget it, until all together are within the limit. Claims stay."""
+    """Until all together are within the limit: what expires first does so now, is forgotten when it would have expired,
+    or now if that is not enough. Claims stay."""
     while 0 < limit < db.execute("SELECT result_bytes FROM remora_totals").fetchone()[0]:
         first = db.execute(_FIRST_TO_GO).fetchone()
         if first is None:
             return
-        tenant, key, state, until, ttl_s = first
+        tenant, key, state = first
         if state == ResultState.DONE.value:
-            db.execute(
-                "UPDATE results SET state = 'expired', body = x'', until = ? WHERE tenant = ? AND key = ?",
-                (until + ttl_s, tenant, key),
-            )
+            db.execute("UPDATE results SET state = 'expired', body = x'' WHERE tenant = ? AND key = ?", (tenant, key))
         else:
             _forget(db, tenant, key)
 

@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from actors.records import SessionStore
 from cluster.store.limits import StoreLimits
 from cluster.store.open import ShutStore
 from cluster.store.redis import open_redis
@@ -43,25 +45,37 @@ def store(open_store: OpenStore) -> ShutStore:
 @contextmanager
 def opened(request: pytest.FixtureRequest, folder: Path) -> Iterator[OpenStore]:
     """For a fixture with one of KINDS as its parameter."""
-    url = ""
-    if request.param == "redis":
-        require_redis()
-        url = request.getfixturevalue("redis_url")
-    prefix = next(_prefixes)
+    open_one = opener(request.param, request, folder)
     stores: list[ShutStore] = []
 
-    def open_one(*, limits: StoreLimits | None = None, vocabulary: str = "") -> ShutStore:
-        limits = limits or StoreLimits()
-        store: ShutStore
-        if url:
-            store = open_redis(RedisSettings(url, prefix, 30.0, limits), vocabulary)
-        else:
-            store = SqliteStore(folder / "sessions.sqlite", limits=limits, vocabulary=vocabulary)
-        stores.append(store)
-        return store
+    def open_and_note(**options: Any) -> ShutStore:
+        stores.append(open_one(**options))
+        return stores[-1]
 
     try:
-        yield open_one
+        yield open_and_note
     finally:
         for store in stores:
             store.shut()
+
+
+def opener(kind: str, request: pytest.FixtureRequest, folder: Path) -> OpenStore:
+    """Opens an empty store of this kind, and the same one again."""
+    url = ""
+    if kind == "redis":
+        require_redis()
+        url = request.getfixturevalue("redis_url")
+    prefix = next(_prefixes)
+
+    def open_one(*, limits: StoreLimits | None = None, vocabulary: str = "") -> ShutStore:
+        limits = limits or StoreLimits()
+        if url:
+            return open_redis(RedisSettings(url, prefix, 30.0, limits), vocabulary)
+        return SqliteStore(folder / "sessions.sqlite", limits=limits, vocabulary=vocabulary)
+
+    return open_one
+
+
+def figures_of(store: SessionStore, *names: str) -> dict[str, object]:
+    figures = store.figures()
+    return {name: figures[name] for name in names}

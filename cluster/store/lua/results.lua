@@ -61,7 +61,8 @@ local function sweep(now)
   for _, scope in ipairs(due) do settle(scope, now) end
 end
 
--- Expire what expires first, and then forget it, until all together are within the limit. Claims stay.
+-- Until all together are within the limit: what expires first does so now, is forgotten when it would have expired, or
+-- now if that is not enough. Claims stay.
 local function make_room(limit)
   while limit > 0 and tonumber(redis.call('HGET', POOL, 'result_bytes') or '0') > limit do
     local victim, record
@@ -74,8 +75,8 @@ local function make_room(limit)
     end
     if not victim then return end
     if record[STATE] == 'done' then
-      local forgotten_at = tonumber(record[UNTIL]) + tonumber(record[TTL])
-      keep(victim, {'expired', record[DIGEST], record[OWNER], seconds(forgotten_at), record[TTL], 0}, '')
+      record[STATE] = 'expired'
+      keep(victim, record, '')
     else
       forget(victim, record)
     end
