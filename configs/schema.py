@@ -35,6 +35,8 @@ class EngineConfig:
     `depth`: steps in flight beyond the one being decided. 1 hides planning behind a GPU's work; on a CPU it hides
     nothing and makes an abort wait for one step more.
     `grammar_timeout_s`: how long a grammar may take to be compiled, its turn in the pool included.
+    `forecast`: a request starts when the KV that it will probably need is there, by what others needed of their
+    `max_tokens`; off, when its prompt has room, at the price of more preemptions.
     `check_invariants`: verify the conservation law after every step (tests), not only on demand.
     """
 
@@ -46,6 +48,7 @@ class EngineConfig:
     max_queued_turns: int = 8
     depth: int = 0
     prefix_cache: bool = True
+    forecast: bool = True
     share_prefix_across_tenants: bool = False
     check_invariants: bool = False
     tombstone_s: float = 30.0

@@ -41,9 +41,9 @@ class Aborts:
 
     def _selected(self, abort: Abort) -> list[Request]:
         requests = self._core.requests
-        named = [requests.by_key(key) for key in abort.keys]
-        named += [requests.by_rid(abort.tenant, rid) for rid in abort.rids if rid]
-        chosen = {request.uid: request for request in named if request is not None}
+        named = [request for key in abort.keys if (request := requests.by_key(key)) is not None]
+        named += [request for rid in abort.rids if rid for request in requests.by_rid(abort.tenant, rid)]
+        chosen = {request.uid: request for request in named}
         for request in list(chosen.values()):
             for child in requests.live():
                 if child.submit.parent_key == request.submit.key:
@@ -72,7 +72,7 @@ class Aborts:
             name = (abort.tenant, rid)
             if not rid or rid in hit:
                 continue
-            if core.requests.by_rid(*name) is not None or core.ended.has(name, now):
+            if core.requests.by_rid(*name) or core.ended.has(name, now):
                 already.append(rid)
                 continue
             unknown.append(rid)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from actors.engine.clocks import Clocks
 from actors.engine.effects import DropKV, Effect
+from actors.engine.forecast import Forecast
 from actors.engine.kv.cache import KVCache
 from actors.engine.recent import Recent
 from actors.engine.requests import RequestTable
@@ -57,6 +58,7 @@ class Core:
     """(tenant, rid) and keys of requests that ended a moment ago."""
     images: dict[int, Image] = field(default_factory=dict)
     """By uid of the session. Whoever retires a session forgets its image."""
+    forecast: Forecast = field(default_factory=Forecast)
     totals: Totals = field(default_factory=Totals)
     out: list[Output] = field(default_factory=list)
     free_sessions: list[Session] = field(default_factory=list)
@@ -78,6 +80,7 @@ def new_core(settings: EngineSettings) -> Core:
     return Core(
         settings=settings,
         kv=kv,
+        forecast=Forecast(measured=settings.forecast),
         tombstones=Recent(settings.tombstone_s),
         ended=Recent(settings.tombstone_s),
     )

@@ -79,7 +79,7 @@ class Door:
         by_key = core.tombstones.take(submit.key, now)
         if core.tombstones.take(request.rid_key, now) or by_key:
             return Verdict.abort(Reason.CLIENT_ABORT, "aborted before it arrived")
-        if core.requests.by_rid(*request.rid_key) is not request:
+        if core.requests.namesake(request) is not None:
             text = f"a request named {submit.rid!r} is running; wait for its end or abort it"
             return Verdict.abort(Reason.SESSION_BUSY, text, param="rid")
         waiting = core.requests.num_waiting + core.requests.num_compiling + core.requests.num_waking

@@ -129,6 +129,7 @@ class Endings:
         core.ended.add(request.rid_key, now)
         reason = verdict.reason.value if verdict.reason else ""
         core.totals.ends[(verdict.outcome.value, reason, stage.value)] += 1
+        core.forecast.learn(request, verdict.outcome)
         if request.turn is not None:
             self._end_lease(request, now)
         if request.inflight:

@@ -110,11 +110,13 @@ class Planner:
         """The prompts to work on: those begun, then waiting ones as long as seats, pages and budget allow, in order."""
         core = self._core
         prompts = [request for request in core.requests.running() if self._ready(request) > 1]
-        promised = sum(self._missing_pages(request) for request in prompts)
+        promised: int | None = None
         while core.requests.num_running < core.settings.max_running and len(prompts) < budget:
             request = core.requests.first_waiting()
             if request is None:
                 break
+            if promised is None:
+                promised = sum(self._missing_pages(running) for running in core.requests.running())
             covered = self._begin(request)
             missing = self._missing_pages(request)
             if core.requests.num_running and promised + missing > core.kv.available:
@@ -142,9 +144,9 @@ class Planner:
         request.move(RequestState.PREFILL, f"{covered} of {len(request.tokens)} tokens cached", now)
 
     def _missing_pages(self, request: Request) -> int:
-        """Pages a prompt still needs for all its known tokens and the one to come."""
+        """Pages a request will probably need besides those it has."""
         kv = self._core.kv
-        return max(0, kv.pages_for(len(request.tokens) + 1) - len(kv.table(request.uid)))
+        return max(0, kv.pages_for(self._core.forecast.total_tokens(request)) - len(kv.table(request.uid)))
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
@@ -183,4 +185,5 @@ class Planner:
         request.preemptions += 1
         request.computed = request.planned = 0
         self._core.totals.preemptions += 1
+        self._core.forecast.preempted()
         request.move(RequestState.WAITING, "preempted", now)

@@ -132,6 +132,11 @@ class Request:
         return (self.submit.tenant, self.submit.rid)
 
     @property
+    def session_key(self) -> str | None:
+        """Id of the session it is a turn of; None if it is stateless."""
+        return self.submit.turn.session_id if self.submit.turn else None
+
+    @property
     def order(self) -> tuple[int, int]:
         """Position in every queue: higher priority first, then order of arrival."""
         return (-self.submit.priority, self.uid)

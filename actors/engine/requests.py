@@ -17,7 +17,7 @@ class RequestTable:
     def __init__(self) -> None:
         self._by_uid: dict[int, Request] = {}
         self._by_key: dict[str, Request] = {}
-        self._by_rid: dict[tuple[str, str], Request] = {}
+        self._by_rid: dict[tuple[str, str], list[Request]] = {}
         self._waiting: list[tuple[tuple[int, int], Request]] = []
         self._running: list[tuple[tuple[int, int], Request]] = []
         self._compiling: set[int] = set()
@@ -29,7 +29,7 @@ class RequestTable:
     def add(self, request: Request) -> None:
         self._by_uid[request.uid] = request
         self._by_key[request.submit.key] = request
-        self._by_rid.setdefault(request.rid_key, request)  # a duplicate is about to be refused
+        self._by_rid.setdefault(request.rid_key, []).append(request)
 
     def by_uid(self, uid: int) -> Request | None:
         return self._by_uid.get(uid)
@@ -37,8 +37,15 @@ class RequestTable:
     def by_key(self, key: str) -> Request | None:
         return self._by_key.get(key)
 
-    def by_rid(self, tenant: str, rid: str) -> Request | None:
-        return self._by_rid.get((tenant, rid))
+    def by_rid(self, tenant: str, rid: str) -> list[Request]:
+        """A rid names a turn within its session, or a stateless request: several may have the same (rule T2)."""
+        return list(self._by_rid.get((tenant, rid), ()))
+
+    def namesake(self, request: Request) -> Request | None:
+        """The live request that had this one's name in the same session, or among the stateless ones, before it."""
+        same = (other for other in self._by_rid[request.rid_key] if other.session_key == request.session_key)
+        first = next(same)
+        return None if first is request else first
 
     @property
     def num_live(self) -> int:
@@ -128,7 +135,9 @@ class RequestTable:
         """Its terminal event is out: its names can be used again."""
         if self._by_key.get(request.submit.key) is request:
             del self._by_key[request.submit.key]
-        if self._by_rid.get(request.rid_key) is request:
+        named = self._by_rid[request.rid_key]
+        named.remove(request)
+        if not named:
             del self._by_rid[request.rid_key]
 
     def forget(self, request: Request) -> None:

@@ -11,6 +11,7 @@ class EngineSettings:
 
     `vocab_bytes[i]`: bytes of token i, for stop strings; empty when the runner knows no text.
     `no_grammars`: why the runner cannot hold an output to a grammar; empty when it can.
+    `forecast`: requests are admitted by the KV they will probably need in the end, not by what their prompt needs.
     `hibernate_below`: copies of idle sessions' KV are made while less than this share of the pages is free or could be
     freed without losing any (rule K7). 0: sessions do not hibernate.
     """
@@ -30,6 +31,7 @@ class EngineSettings:
     max_queued_turns: int = 8
     depth: int = 0
     prefix_cache: bool = True
+    forecast: bool = True
     share_prefix_across_tenants: bool = False
     tombstone_s: float = 30.0
     session_idle_timeout_s: float = 0.0

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
-from actors.engine.effects import CompileGrammar, Effect, ReleaseGrammar
+from actors.engine.effects import CompileGrammar, DropKV, Effect, LoadKV, ReleaseGrammar, SaveKV
 from actors.engine.engine import Engine
 from actors.engine.settings import EngineSettings
 from actors.engine.stats import EngineStats
@@ -36,11 +36,12 @@ from actors.records import SessionStore
 from actors.runner.base import ModelRunner, RunnerInfo
 from actors.wire import decode_frame
 from actors.worker.grammar_effects import GrammarEffects
+from actors.worker.kv_effects import KVEffects
 from actors.worker.loop import Loop
 from actors.worker.mailbox import Mailbox
 from actors.worker.outbox import Outbox
 from actors.worker.store_effects import StoreEffects
-from configs import RemoraConfig
+from configs import HibernateConfig, RemoraConfig
 
 Ask = Abort | OpenSession | CloseSession | ForkSession | RollbackSession | GetSession | FlushCache
 RATE_WINDOW_S = 10.0
@@ -61,12 +62,14 @@ def engine_settings(config: RemoraConfig, info: RunnerInfo, bos_id: int | None =
         bos_id=bos_id,
         vocab_bytes=info.vocab_bytes,
         no_grammars=info.no_grammars,
+        hibernate_below=_hibernate_below(config.hibernate, info),
         max_step_tokens=config.engine.max_step_tokens,
         max_running=config.engine.max_running,
         max_waiting=config.engine.max_waiting,
         max_queued_turns=config.engine.max_queued_turns,
         depth=config.engine.depth,
         prefix_cache=config.engine.prefix_cache,
+        forecast=config.engine.forecast,
         share_prefix_across_tenants=config.engine.share_prefix_across_tenants,
         tombstone_s=config.engine.tombstone_s,
         waiting_timeout_s=config.timeouts.waiting_s,
@@ -75,6 +78,12 @@ def engine_settings(config: RemoraConfig, info: RunnerInfo, bos_id: int | None =
         max_running_timeout_s=config.timeouts.max_running_s,
         max_deadline_s=config.timeouts.max_deadline_s,
     )
+
+
+def _hibernate_below(config: HibernateConfig, info: RunnerInfo) -> float:
+    """0 where sessions cannot hibernate: there is no room for a page, or the runner's pages cannot leave."""
+    room = max(config.host_bytes, config.disk_bytes)
+    return config.below if info.page_bytes and room >= info.page_bytes else 0.0
 
 
 class WorkerShell:
@@ -97,6 +106,7 @@ class WorkerShell:
         self._stopped = False
         self._mailbox = Mailbox()
         self._outbox = Outbox(config.cluster.ingress_lease_s, clock)
+        self._kv_effects = KVEffects(runner, config.hibernate, self._mailbox.put)
         self._store_effects = StoreEffects(store, self._mailbox.put, wall_clock)
         self._grammar_effects = GrammarEffects(
             runner.matchers, self._mailbox.put, timeout_s=config.engine.grammar_timeout_s, clock=clock
@@ -121,6 +131,7 @@ class WorkerShell:
         self._loop.stop()
         if self._thread.is_alive():
             self._thread.join()
+        self._kv_effects.close()
         self._grammar_effects.close()
         self._store_effects.close()
         self._outbox.fail_asks(WorkerStopped(self.worker_id))
@@ -213,6 +224,7 @@ class WorkerShell:
             "output_tokens": stats.output_tokens,
             "preemptions": stats.preemptions,
             "evicted_slots": stats.evicted_slots,
+            "hibernate": self._kv_effects.stats(),
             "tables": {
                 "unreturned": stats.unreturned,
                 "recently_ended": stats.recently_ended,
@@ -231,6 +243,8 @@ class WorkerShell:
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, (CompileGrammar, ReleaseGrammar)):
             self._grammar_effects.perform(effect)
+        elif isinstance(effect, (SaveKV, LoadKV, DropKV)):
+            self._kv_effects.perform(effect)
         else:
             self._store_effects.perform(effect)
 

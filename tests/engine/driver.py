@@ -81,7 +81,7 @@ class Driver:
         max_context = settings.pop("max_context", 512)
         self.runner = runner or ToyRunner(page_size=page_size, kv_tokens=kv_tokens, max_context=max_context)
         info = self.runner.info
-        defaults: dict[str, Any] = {"max_step_tokens": 16, "depth": 0}
+        defaults: dict[str, Any] = {"max_step_tokens": 16, "depth": 0, "forecast": False}
         self.engine = Engine(
             EngineSettings(
                 page_size=info.page_size,

@@ -134,6 +134,27 @@ def test_duplicate_rid_is_refused_while_the_first_lives(depth: int) -> None:
     assert other_tenant.ids == expected(B, 20)
 
 
+def test_a_name_belongs_to_its_session(depth: int) -> None:
+    """T2: field case N28 (e): one rid in two sessions and in a stateless call, at one instant, is three requests. An
+    abort by that name means all of them (A2)."""
+    driver = Driver(depth=depth)
+    driver.open("s")
+    driver.open("other")
+    told = [
+        driver.turn("k1", A, 20, rid="r"),
+        driver.turn("k2", B, 20, rid="r", session_id="other"),
+        driver.submit("k3", A, 20, rid="r"),
+    ]
+    driver.step()
+    assert [t.end for t in told] == [None, None, None]
+    assert driver.turn("k4", B, 20, rid="r").end.reason is Reason.SESSION_BUSY
+    assert len(driver.abort(rids=("r",)).hit) == 3
+    driver.run()
+    again = driver.turn("k5", A, 4, rid="r")
+    driver.run()
+    assert again.ids == expected(A, 4)
+
+
 def test_parent_and_children_end_together_and_a_child_alone(depth: int) -> None:
     """A2: session cases A17, A18."""
     driver = Driver(depth=depth)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -51,20 +52,17 @@ class EngineMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([3, 8, 64]),
         prefix_cache=st.booleans(),
         hibernate_below=st.sampled_from([0.0, 0.5, 1.0]),
+        forecast=st.booleans(),
     )
-    def begin(
-        self, depth: int, page_size: int, pages: int, chunk: int, prefix_cache: bool, hibernate_below: float
-    ) -> None:
+    def begin(self, page_size: int, pages: int, chunk: int, **settings: Any) -> None:
         self.driver = Driver(
-            depth=depth,
             page_size=page_size,
             kv_tokens=pages * page_size,
             max_step_tokens=chunk,
             max_running=4,
             max_waiting=12,
             max_queued_turns=2,
-            prefix_cache=prefix_cache,
-            hibernate_below=hibernate_below,
+            **settings,
         )
         self.sessions: dict[str, ModelSession] = {}
         self.turns: dict[str, tuple[str, dict]] = {}

@@ -172,7 +172,7 @@ def test_waiting_clock_covers_a_turn_whose_history_is_being_read(depth: int) -> 
 def until_preempted(driver: Driver, rid: str) -> None:
     for _ in range(400):
         driver.step()
-        request = driver.engine.core.requests.by_rid("t", rid)
+        (request,) = driver.engine.core.requests.by_rid("t", rid)
         if request is not None and request.preemptions and request.state is RequestState.WAITING:
             return
     pytest.fail(f"{rid} was never preempted")
@@ -284,7 +284,7 @@ def test_timeout_of_a_grammar_is_retryable_and_the_next_try_succeeds(depth: int)
     driver = Driver(depth=depth)
     driver.hold_grammars = True
     slow = driver.submit("a", A, 20, grammar=WORD)
-    uid = driver.engine.core.requests.by_rid("t", "a").uid
+    uid = driver.engine.core.requests.by_rid("t", "a")[0].uid
     driver.handle(GrammarReady(uid=uid, timed_out=True, error="not compiled within 5 s"))
     assert (slow.end.reason, slow.end.stage) == (Reason.GRAMMAR_TIMEOUT, Stage.GRAMMAR)
     driver.hold_grammars = False
@@ -297,7 +297,7 @@ def test_grammar_that_is_told_of_twice_changes_nothing(depth: int) -> None:
     """E1: while it runs, and while a step in flight still names it after its end."""
     driver = Driver(depth=depth)
     told = driver.submit("a", A, 20, grammar=WORD)
-    uid = driver.engine.core.requests.by_rid("t", "a").uid
+    uid = driver.engine.core.requests.by_rid("t", "a")[0].uid
     driver.step()
     driver.handle(GrammarReady(uid=uid))
     driver.handle(GrammarReady(uid=uid, error="wrong after all"))

@@ -104,7 +104,7 @@ def test_preemption_is_not_an_ending(depth: int) -> None:
         driver.submit(f"p{n}", prompt_of(10 + n, 20), max_tokens=30)
     for _ in range(200):
         driver.step()
-        request = driver.engine.core.requests.by_rid("t", "r2")
+        (request,) = driver.engine.core.requests.by_rid("t", "r2")
         if request is not None and request.preemptions and request in driver.engine.core.requests.waiting():
             break
     else:
