@@ -164,6 +164,7 @@ class Submit:
     (a reply cut by `max_tokens` has no end-of-turn token).
     `digest` identifies the body for replay and duplicate checks (rule T2).
     Timeouts are None for "server default", and 0 for "off" where the server allows it.
+    `weight`: the tenant's share of the worker beside other tenants that have one; 0 = first come, first served.
     """
 
     key: str
@@ -184,6 +185,7 @@ class Submit:
     parent_key: str = ""
     idempotent: bool = False
     grammar: Grammar | None = None
+    weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from actors.engine.clocks import Clocks
 from actors.engine.effects import DropKV, Effect
+from actors.engine.fairness import Fairness
 from actors.engine.forecast import Forecast
 from actors.engine.kv.cache import KVCache
 from actors.engine.recent import Recent
@@ -58,6 +59,7 @@ class Core:
     """(tenant, rid) and keys of requests that ended a moment ago."""
     images: dict[int, Image] = field(default_factory=dict)
     """By uid of the session. Whoever retires a session forgets its image."""
+    fairness: Fairness = field(default_factory=Fairness)
     forecast: Forecast = field(default_factory=Forecast)
     totals: Totals = field(default_factory=Totals)
     out: list[Output] = field(default_factory=list)

@@ -271,8 +271,7 @@ class Door:
             request.grammar_asked = True
             self._core.out.append(CompileGrammar(uid=request.uid, grammar=submit.grammar))
             return
-        request.move(RequestState.WAITING, "accepted", now)
-        self._core.requests.enqueue(request)
+        self._enqueue(request, "accepted", now)
 
     def compiled(self, result: GrammarReady, now: float) -> None:
         """A grammar is ready, or never will be. The request may be over already."""
@@ -286,5 +285,9 @@ class Door:
             self._endings.decide(request, Verdict.abort(Reason.GRAMMAR_INVALID, result.error, param="grammar"), now)
         else:
             self._core.requests.compiled(request)
-            request.move(RequestState.WAITING, "grammar compiled", now)
-            self._core.requests.enqueue(request)
+            self._enqueue(request, "grammar compiled", now)
+
+    def _enqueue(self, request: Request, cause: str, now: float) -> None:
+        self._core.fairness.place(request, self._core.forecast.total_tokens(request))
+        request.move(RequestState.WAITING, cause, now)
+        self._core.requests.enqueue(request)

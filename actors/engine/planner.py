@@ -140,6 +140,7 @@ class Planner:
             request.cached_tokens = covered
             self._core.totals.cached_tokens += covered
             self._core.totals.prompt_tokens += request.prompt_len
+        self._core.fairness.started(request)
         self._core.requests.start(request)
         request.move(RequestState.PREFILL, f"{covered} of {len(request.tokens)} tokens cached", now)
 

@@ -28,4 +28,4 @@ def share_prefill(remaining: Sequence[int], budget: int) -> list[int]:
 
 def victim(running: Iterable[Request]) -> Request | None:
     """Whom to preempt: lowest priority, then latest arrival (rule K4)."""
-    return max(running, key=lambda request: request.order, default=None)
+    return max(running, key=lambda request: (-request.submit.priority, request.uid), default=None)

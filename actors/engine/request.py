@@ -19,6 +19,9 @@ NO_KEYS = PrefixKeys(b"", (), 1)
 """Of a request that has no prompt yet."""
 
 
+Order = tuple[int, float, int]
+
+
 class RequestState(Enum):
     """Where a request is in its life.
 
@@ -117,6 +120,8 @@ class Request:
     """The session in whose queue it waits (state ARRIVED)."""
     takes_over: bool = False
     """It is parked only until what it came to supersede or replace has been stored."""
+    fair_start: float = 0.0
+    """Its place among the requests of other tenants (rule P7); 0 without weights."""
     keys: PrefixKeys = NO_KEYS
     stops: StopStrings | None = None
     grammar_asked: bool = False
@@ -137,9 +142,9 @@ class Request:
         return self.submit.turn.session_id if self.submit.turn else None
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Position in every queue: higher priority first, then order of arrival."""
-        return (-self.submit.priority, self.uid)
+    def order(self) -> Order:
+        """Position in every queue: higher priority first, then fair shares, then order of arrival."""
+        return (-self.submit.priority, self.fair_start, self.uid)
 
     @property
     def num_output(self) -> int:

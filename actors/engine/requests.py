@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from actors.engine.request import Request, RequestState
+from actors.engine.request import Order, Request, RequestState
 
 
 class RequestTable:
@@ -18,8 +18,8 @@ class RequestTable:
         self._by_uid: dict[int, Request] = {}
         self._by_key: dict[str, Request] = {}
         self._by_rid: dict[tuple[str, str], list[Request]] = {}
-        self._waiting: list[tuple[tuple[int, int], Request]] = []
-        self._running: list[tuple[tuple[int, int], Request]] = []
+        self._waiting: list[tuple[Order, Request]] = []
+        self._running: list[tuple[Order, Request]] = []
         self._compiling: set[int] = set()
         self._waking: set[int] = set()
 
@@ -145,7 +145,7 @@ class RequestTable:
         del self._by_uid[request.uid]
 
     @staticmethod
-    def _remove(queue: list[tuple[tuple[int, int], Request]], request: Request) -> None:
+    def _remove(queue: list[tuple[Order, Request]], request: Request) -> None:
         index = bisect_left(queue, request.order, key=lambda entry: entry[0])
         if index == len(queue) or queue[index][1] is not request:
             raise AssertionError(f"request {request.submit.rid!r} is not in the queue its state says")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from actors.engine.forecast import AT_FIRST_TOKENS, MAX_CARE, Forecast
 from actors.engine.request import Request
 from actors.messages import Outcome, SamplingParams, Submit
@@ -62,8 +64,10 @@ def test_a_request_alone_starts_whatever_is_expected_of_it() -> None:
     assert told.end.outcome is Outcome.LENGTH
 
 
-def request(prompt: int, asked: int | None, made: int, room: int = 1000) -> Request:
-    submit = Submit(key="k", rid="k", ingress="i", tenant="t", input_ids=(), sampling=SamplingParams(max_tokens=asked))
+def request(prompt: int, asked: int | None, made: int, room: int = 1000, **fields: Any) -> Request:
+    fields.setdefault("tenant", "t")
+    sampling = SamplingParams(max_tokens=asked)
+    submit = Submit(key="k", rid="k", ingress="i", input_ids=(), sampling=sampling, **fields)
     found = Request(1, submit, 0.0)
     found.tokens, found.prompt_len, found.max_tokens = [0] * (prompt + made), prompt, asked or room
     return found
