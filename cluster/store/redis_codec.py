@@ -5,6 +5,8 @@ Whatever Lua need not count with is text or opaque bytes to it, so that numbers 
 
 from __future__ import annotations
 
+import struct
+import zlib
 from typing import Any
 
 import msgpack
@@ -12,6 +14,8 @@ import msgpack
 from actors.messages import Outcome, SessionMode
 from actors.records import SessionRecord, TurnRecord
 from actors.wire import pack_ids, unpack_ids
+
+_SUM = struct.Struct("<I")
 
 
 def packed(*values: object) -> bytes:
@@ -70,7 +74,7 @@ def turn_place(turn: TurnRecord) -> list[object]:
 
 
 def pack_turn(turn: TurnRecord) -> bytes:
-    """The same turn always makes the same bytes."""
+    """The same turn always makes the same bytes: a checksum (Redis's append-only file has none), then its fields."""
     fields = [
         turn.rid,
         turn.number,
@@ -84,12 +88,15 @@ def pack_turn(turn: TurnRecord) -> bytes:
         turn.matched,
         turn.dropped,
     ]
-    return bytes(msgpack.packb(fields))
+    data = bytes(msgpack.packb(fields))
+    return _SUM.pack(zlib.crc32(data)) + data
 
 
 def unpack_turn(data: bytes) -> TurnRecord:
-    """Raises ValueError for bytes that are no turn."""
-    fields: list[Any] = msgpack.unpackb(data)
+    """Raises ValueError for bytes that are not what was written."""
+    if data[: _SUM.size] != _SUM.pack(zlib.crc32(data[_SUM.size :])):
+        raise ValueError("a turn's checksum is wrong: it is damaged")
+    fields: list[Any] = msgpack.unpackb(data[_SUM.size :])
     rid, number, parent, keep, inputs, outputs, outcome, digest, cached, matched, dropped = fields
     return TurnRecord(
         rid=rid,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any
+
+import msgpack
 
 from actors.messages import Outcome, SessionMode
 from actors.records import SessionRecord, TurnRecord
-from actors.wire import unpack_ids
+from actors.wire import pack_ids, unpack_ids
 
 SESSION_COLUMNS = (
     "tenant, session_id, generation, epoch, owner, mode, idle_timeout_s, capacity_tokens, turns, tokens,"
     " last_active_at, head"
 )
-TURN_COLUMNS = "rid, number, parent, keep, input_ids, output_ids, outcome, digest, cached_tokens, matched, dropped"
+TURN_FIELDS = "rid, number, parent, keep, input_ids, output_ids, outcome, digest, cached_tokens, matched, dropped"
+TURN_COLUMNS = f"{TURN_FIELDS}, sum"
 
 
 def session_of(row: tuple[Any, ...]) -> SessionRecord:
@@ -34,8 +38,36 @@ def session_of(row: tuple[Any, ...]) -> SessionRecord:
     )
 
 
+def turn_sum(fields: tuple[Any, ...]) -> int:
+    """Checksum of a turn's TURN_FIELDS. SQLite has none: bytes that rot in the middle of a page are given out as they
+    are, and a history must not be (rule T6)."""
+    return zlib.crc32(msgpack.packb(fields))
+
+
+def row_of(turn: TurnRecord) -> tuple[Any, ...]:
+    """Its TURN_COLUMNS."""
+    fields = (
+        turn.rid,
+        turn.number,
+        turn.parent,
+        turn.keep,
+        pack_ids(turn.input_ids),
+        pack_ids(turn.output_ids),
+        turn.outcome.value,
+        turn.digest,
+        turn.cached_tokens,
+        turn.matched,
+        json.dumps(turn.dropped),
+    )
+    return (*fields, turn_sum(fields))
+
+
 def turn_of(row: tuple[Any, ...]) -> TurnRecord:
-    rid, number, parent, keep, inputs, outputs, outcome, digest, cached, matched, dropped = row
+    """Raises ValueError for a row that is not what was written."""
+    *fields, expected = row
+    if turn_sum(tuple(fields)) != expected:
+        raise ValueError("a turn's checksum is wrong: the file is damaged")
+    rid, number, parent, keep, inputs, outputs, outcome, digest, cached, matched, dropped = fields
     return TurnRecord(
         rid=rid,
         number=number,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from cluster.store.limits import RESULT_BYTES, TURN_BYTES
+from cluster.store.rows import TURN_FIELDS
 
 SCHEMA_VERSION = 3
 
@@ -41,6 +42,7 @@ CREATE TABLE turns (
     cached_tokens INTEGER NOT NULL,
     matched TEXT,
     dropped TEXT NOT NULL,     -- JSON list of rids
+    sum INTEGER NOT NULL DEFAULT 0,  -- `rows.turn_sum`
     PRIMARY KEY (generation, number),
     UNIQUE (generation, rid)
 );
@@ -82,6 +84,8 @@ UPDATE sessions SET head =
     (SELECT rid FROM turns WHERE turns.generation = sessions.generation ORDER BY number DESC LIMIT 1);
 """,
     2: f"""
+ALTER TABLE turns ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
+UPDATE turns SET sum = turn_sum({TURN_FIELDS});
 ALTER TABLE sessions ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
 {_SINCE_3}
 UPDATE sessions SET bytes = ifnull(
@@ -97,7 +101,8 @@ class SchemaTooNew(Exception):
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Make the tables of an empty file, or bring an older version's up to date. Runs inside the caller's transaction.
+    """Make the tables of an empty file, or bring an older version's up to date. Runs inside the caller's transaction,
+    on a connection that knows `turn_sum`.
 
     Raises SchemaTooNew, and sqlite3.Error for a file that is no database or somebody else's.
     """

@@ -6,7 +6,6 @@ exclusively while open, so that two clusters cannot take each other's sessions o
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from actors.messages import SessionMode
@@ -23,12 +22,11 @@ from actors.records import (
     TurnRecord,
     TurnUnknown,
 )
-from actors.wire import pack_ids
 from cluster.store import sqlite_results
 from cluster.store.figures import figures
 from cluster.store.limits import StoreLimits, bytes_of
 from cluster.store.lineage import bytes_held, context_length, copy_chain, drop_descendants
-from cluster.store.rows import SESSION_COLUMNS, TURN_COLUMNS, session_of, turn_of
+from cluster.store.rows import SESSION_COLUMNS, TURN_COLUMNS, row_of, session_of, turn_of
 from cluster.store.sqlite_file import SqliteFile
 
 LOCK_WAIT_S = 10.0
@@ -244,23 +242,9 @@ class SqliteStore:
         return row is not None and turn_of(row) == turn
 
     def _insert(self, generation: int, turn: TurnRecord) -> None:
-        self._db.execute(
-            f"INSERT INTO turns (generation, {TURN_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                generation,
-                turn.rid,
-                turn.number,
-                turn.parent,
-                turn.keep,
-                pack_ids(turn.input_ids),
-                pack_ids(turn.output_ids),
-                turn.outcome.value,
-                turn.digest,
-                turn.cached_tokens,
-                turn.matched,
-                json.dumps(turn.dropped),
-            ),
-        )
+        row = (generation, *row_of(turn))
+        marks = ", ".join("?" * len(row))
+        self._db.execute(f"INSERT INTO turns (generation, {TURN_COLUMNS}) VALUES ({marks})", row)
 
     # -- results of requests without a session -----------------------------------------------------------------------
 

@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from actors.records import StoreError, StoreFull
+from cluster.store.rows import turn_sum
 from cluster.store.schema import OtherVocabulary, SchemaTooNew, claim, prepare
 
 VACUUM_PAGES = 2048
 """Free pages that one call gives back at most: 8 MB, some milliseconds."""
 FREE_SHARE = 0.1
-"""So much of the file may be free pages, for turns to come."""
+SPARE_PAGES = 256
+"""So much of the file, or so many pages of it (1 MB), may be free, for turns to come."""
 JOURNAL_BYTES = 16 * 2**20
 """The journal is cut to this when it has been written back."""
 _INCREMENTAL = 2
@@ -50,6 +52,7 @@ class SqliteFile:
         self.db.execute("PRAGMA synchronous = FULL")
         self.db.execute("PRAGMA foreign_keys = ON")
         self.db.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
+        self.db.create_function("turn_sum", -1, lambda *row: turn_sum(row), deterministic=True)
         with self.transaction():
             prepare(self.db)
             if vocabulary:
@@ -67,8 +70,8 @@ class SqliteFile:
 
     def give_back_space(self) -> None:
         """Shorten the file if much of it is free. To be called inside `reading`, after a transaction that deleted."""
-        if self._number("freelist_count") > FREE_SHARE * self._number("page_count"):
-            self.db.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+        if self._number("freelist_count") > max(SPARE_PAGES, FREE_SHARE * self._number("page_count")):
+            self.db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")  # `execute` would do one page of it.
 
     def shut(self) -> None:
         """Let go of the file. Every later call raises StoreError."""
