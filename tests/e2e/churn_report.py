@@ -8,7 +8,6 @@ from typing import Any
 from tests.e2e.census import Census
 from tests.e2e.reckoning import (
     MIB,
-    SLACK,
     ends_between,
     heard_as,
     held_lines,
@@ -22,7 +21,7 @@ def held_table(before: Census, after: Census) -> str:
     last = ""
     for line in held_lines(before, after):
         owner, last = ("" if line.owner == last else line.owner), line.owner
-        slack = _shown(line.what, SLACK.get(line.what, 0)) if line.slack else "-"
+        slack = _shown(line.what, line.slack) if line.slack else "-"
         note = "" if line.is_back else "  NOT BACK"
         then, now = _shown(line.what, line.before), _shown(line.what, line.after)
         lines.append(f"{owner:<26}{line.what:<24}{then:>12}{now:>12}  {slack:>12}{note}")
@@ -36,7 +35,8 @@ def ends_table(before: Census, after: Census, answers: Counter[str]) -> str:
     rows = sorted(set().union(*ends.values()))
     lines = [f"{'outcome':<9}{'reason':<20}{'stage':<11}" + "".join(f"{owner:>17}" for owner in owners)]
     for row in rows:
-        lines.append("{:<9}{:<20}{:<11}".format(*row) + "".join(f"{ends[owner][row]:>17,}" for owner in owners))
+        cells = "".join(f"{ends[owner][row]:>17,}" for owner in owners)
+        lines += ["{:<9}{:<20}{:<11}".format(*row) + cells]
     lines.append(f"{'ends':<40}" + "".join(f"{ends[owner].total():>17,}" for owner in owners))
     received = [received_between(before, after, owner) for owner in owners]
     lines.append(f"{'received':<40}" + "".join(f"{count:>17,}" for count in received))

@@ -21,6 +21,9 @@ SLACK: dict[str, int] = {
 }
 """How much more there may be than before: of memory, what allocators keep; of the store, what SQLite uses again; of
 files and threads, pools that fill when they are first used; of tasks, the question itself. Of all else nothing."""
+CHECKER_PROCESSES = ("actors.runner.grammar.check", "processes")
+CHECKERS = 4
+"""Children that check grammars are started when they are needed and kept: two for each worker at most."""
 ANSWERED_ABORT = ("client_abort", "superseded", "session_closed")
 """Reasons that a client hears as finish_reason "abort"."""
 UNHEARD = ("left", "cut short")
@@ -35,7 +38,7 @@ class Line:
 
     @property
     def slack(self) -> int:
-        return SLACK.get(self.what, 0)
+        return CHECKERS if (self.owner, self.what) == CHECKER_PROCESSES else SLACK.get(self.what, 0)
 
     @property
     def is_back(self) -> bool:

@@ -26,7 +26,8 @@ CONFIG: dict[str, Any] = {
 
 def test_nothing_is_left_after_a_storm(tmp_path: Path) -> None:
     """A1, A5, A7, E1, E4, E5, E6, I1, K2, K6, P1, S1, S2, S6, S7, S9, S12, S14, T2: turns that are left, aborted,
-    timed out, superseded, queued, repeated, branched, forked, rolled back and closed in the middle. REMORA_STORM_SEED repeats one that failed."""
+    timed out, superseded, queued, repeated, branched, forked, rolled back and closed in the middle.
+    REMORA_STORM_SEED repeats one that failed."""
     seed = int(os.environ.get("REMORA_STORM_SEED") or random.randrange(10**6))
     with running(tmp_path, CONFIG) as server:
         weather = Weather(RawClient("127.0.0.1", server.port), random.Random(seed), pressure=True)
