@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import redis
@@ -34,7 +35,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        secret = f":{self.password}@" if self.password else ""
+        secret = f":{quote(self.password, safe='')}@" if self.password else ""
         return f"redis://{secret}127.0.0.1:{self.port}/0"
 
     def start(self) -> RedisServer:
@@ -127,8 +128,8 @@ def redis_server(
     folder: Path, *options: str, password: str = "", file_bytes: int | None = None
 ) -> Iterator[RedisServer]:
     require_redis()
-    server = RedisServer(folder, *options, password=password, file_bytes=file_bytes).start()
+    server = RedisServer(folder, *options, password=password, file_bytes=file_bytes)
     try:
-        yield server
+        yield server.start()
     finally:
         server.stop()

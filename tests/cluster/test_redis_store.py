@@ -1,0 +1,447 @@
+"""What only the Redis store has: a server of its own, and all that can go wrong with one."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.messages import Outcome, SessionMode
+from actors.records import (
+    ClaimStatus,
+    CommitStatus,
+    SessionExists,
+    SessionRecord,
+    SessionUnknown,
+    StoreError,
+    TurnCommit,
+    TurnRecord,
+)
+from cluster.store.open import open_shared, open_store
+from cluster.store.redis import RedisStore, open_redis
+from cluster.store.redis_link import RedisSettings
+from cluster.store.urls import shown
+from configs import StoreConfig
+from tests.cluster.redis_rig import RedisServer, free_port, redis_server
+
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+PASSWORD = "hunter2-p@ss/w:rd#%"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """For tests that do it harm."""
+    with redis_server(tmp_path / "redis", *DURABLE) as started:
+        yield started
+
+
+def opened(server: RedisServer, timeout_s: float = 30.0, prefix: str = "p") -> RedisStore:
+    return open_redis(RedisSettings(server.url, prefix, timeout_s))
+
+
+def create(store: RedisStore, session_id: str = "s") -> SessionRecord:
+    options = {"owner": "w", "mode": SessionMode.TREE, "idle_timeout_s": None, "capacity_tokens": None}
+    return store.create("t", session_id, now=1.0, **options)  # type: ignore[arg-type]
+
+
+def commit_of(record: SessionRecord, number: int = 1, size: int = 10) -> TurnCommit:
+    turn = TurnRecord(
+        rid=f"r{number}",
+        number=number,
+        parent=f"r{number - 1}" if number > 1 else None,
+        keep=size * (number - 1),
+        input_ids=(number,) * (size - 1),
+        output_ids=(number,),
+        outcome=Outcome.STOP,
+    )
+    return TurnCommit(
+        tenant="t",
+        session_id=record.session_id,
+        generation=record.generation,
+        epoch=record.epoch,
+        turn=turn,
+        tokens=size * number,
+    )
+
+
+def settle(server: RedisServer) -> None:
+    """Returns when the server has done what reached it before."""
+    client = server.client()
+    client.ping()
+    client.close()
+
+
+# -- restarts and late answers ---------------------------------------------------------------------------------------
+
+
+def test_a_server_killed_and_started_again_has_all_that_was_acknowledged(server: RedisServer) -> None:
+    """T1: with `appendonly yes` and `appendfsync always`."""
+    store = opened(server)
+    record = create(store)
+    for number in range(1, 30):
+        assert store.commit([commit_of(record, number)], 2.0) == [CommitStatus.OK]
+    store.claim_result("t", "k", digest=b"d", owner="a", now=1.0, lease_s=60.0)
+    before = store.load("t", "s", record.generation)
+    server.kill()
+    server.start()
+    assert store.load("t", "s", record.generation) == before
+    assert store.commit([commit_of(record, 30)], 3.0) == [CommitStatus.OK]
+    claim = store.claim_result("t", "k", digest=b"d", owner="b", now=2.0, lease_s=60.0)
+    assert claim.status is ClaimStatus.RUNNING
+    assert create(store, "other").generation > record.generation
+    store.shut()
+
+
+def test_a_commit_waits_for_a_server_that_restarts(server: RedisServer) -> None:
+    """T1: what may be done twice is tried again until patience ends."""
+    store = opened(server)
+    record = create(store)
+    server.kill()
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.append(store.commit([commit_of(record)], 2.0)))
+    waiting.start()
+    server.start()
+    waiting.join(20.0)
+    assert answers == [[CommitStatus.OK]]
+    store.shut()
+
+
+def test_without_a_server_patience_ends_with_a_clear_error(server: RedisServer) -> None:
+    store = opened(server, timeout_s=0.3)
+    record = create(store)
+    server.kill()
+    with pytest.raises(StoreError, match=rf"redis://127\.0\.0\.1:{server.port}/0: .*refused"):
+        store.commit([commit_of(record)], 2.0)
+    with pytest.raises(StoreError, match="refused"):
+        create(store, "other")
+    store.shut()
+
+
+def test_a_commit_that_is_answered_too_late_is_an_error_and_is_found_afterwards(server: RedisServer) -> None:
+    """T1, T6: the turn is not told as done; whether it was done shows when the history is read; nothing wedges."""
+    store = opened(server, timeout_s=0.5)
+    record = create(store)
+    first, second = commit_of(record), commit_of(record, 2)
+    store.commit([first], 2.0)
+    server.freeze()
+    with pytest.raises(StoreError, match=r"no answer within 0\.5 s"):
+        store.commit([second], 3.0)
+    with pytest.raises(StoreError, match="no answer"):
+        store.load("t", "s", record.generation)
+    server.thaw()
+    settle(server)
+    after, turns = store.load("t", "s", record.generation)
+    assert turns == [first.turn, second.turn]
+    assert after.turns == 2
+    assert store.commit([second], 4.0) == [CommitStatus.OK], "a repeat of it is no second turn"
+    assert store.commit([commit_of(record, 3)], 5.0) == [CommitStatus.OK]
+    store.shut()
+
+
+def test_a_late_commit_of_who_lost_the_session_meanwhile_changes_nothing(server: RedisServer) -> None:
+    """T3: it reaches the server after another has acquired the session."""
+    store, other = opened(server, timeout_s=0.5), opened(server)
+    record = create(store)
+    moved = other.acquire("t", "s", owner="w2", expected_epoch=1)
+    server.freeze()
+    with pytest.raises(StoreError, match="no answer"):
+        store.commit([commit_of(record)], 3.0)
+    server.thaw()
+    settle(server)
+    assert other.load("t", "s", record.generation) == (moved, [])
+    store.shut()
+    other.shut()
+
+
+# -- full ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_without_memory_refuses_a_commit_whole_and_what_frees_memory_works(tmp_path: Path) -> None:
+    """T1: maxmemory with noeviction: nothing is half done; close and rollback still work, and then commits again."""
+    with redis_server(tmp_path, *DURABLE, "--maxmemory", "100mb", "--maxmemory-policy", "noeviction") as server:
+        store = opened(server)
+        record, big = create(store), create(store, "big")
+        store.commit([commit_of(record), commit_of(big, size=200_000), commit_of(big, 2)], 2.0)
+        before = store.load("t", "s", record.generation)
+        client = server.client()
+        client.config_set("maxmemory", "1mb")
+        replacing = commit_of(record, 2)
+        with pytest.raises(StoreError, match="out of memory, nothing was stored"):
+            store.commit([replacing], 3.0)
+        with pytest.raises(StoreError, match="out of memory"):
+            create(store, "other")
+        with pytest.raises(StoreError, match="out of memory"):
+            store.claim_result("t", "k", digest=b"", owner="a", now=1.0, lease_s=1.0)
+        assert store.load("t", "s", record.generation) == before
+        assert store.acquire("t", "s", owner="w2", expected_epoch=1).epoch == 2
+        assert store.rollback("t", "big", big.generation, epoch=1, turn="r1", now=4.0) is CommitStatus.OK
+        assert store.close("t", "big", big.generation)
+        client.config_set("maxmemory", "100mb")
+        moved = store.get("t", "s")
+        assert store.commit([commit_of(moved, 2)], 5.0) == [CommitStatus.OK]
+        client.close()
+        store.shut()
+
+
+def is_stored(store: RedisStore, commit: TurnCommit) -> bool:
+    try:
+        return store.commit([commit], 2.0) == [CommitStatus.OK]
+    except StoreError as error:
+        assert str(error).startswith("session store redis://")  # noqa: PT017 - whether it comes is the question
+        return False
+
+
+def test_a_full_disk_costs_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """T1: with `appendfsync always` the server ends rather than acknowledge what it could not write."""
+    with redis_server(tmp_path, *DURABLE, file_bytes=400_000) as server:
+        store = opened(server, timeout_s=0.5)
+        record = create(store)
+        commits = (commit_of(record, number, size=1000) for number in range(1, 1000))
+        told = len(list(takewhile(lambda commit: is_stored(store, commit), commits)))
+        assert 10 < told < 999
+        server.wait_for_its_end()
+        server.lift_file_limit()
+        server.start()
+        numbers = [turn.number for turn in store.load("t", "s", record.generation)[1]]
+        assert numbers == list(range(1, told + 1)), "and the turn that failed is not there by half"
+        assert store.commit([commit_of(record, told + 1)], 3.0) == [CommitStatus.OK]
+        store.shut()
+
+
+# -- what it holds ---------------------------------------------------------------------------------------------------
+
+
+def test_clusters_share_a_server_by_prefix(server: RedisServer) -> None:
+    one, two = opened(server, prefix="one"), opened(server, prefix="two")
+    record, other = create(one), create(two)
+    one.commit([commit_of(record)], 2.0)
+    assert two.load("t", "s", other.generation) == (other, [])
+    assert one.close("t", "s", record.generation)
+    assert two.list_sessions("t") == [other]
+    client = server.client()
+    keys: list[bytes] = client.keys("*")  # type: ignore[assignment]
+    assert {key.split(b":")[0] for key in keys} == {b"{one}", b"{two}"}
+    for store in (one, two):
+        store.shut()
+    client.close()
+
+
+def test_a_store_in_use_by_many_processes_is_pickled_and_connects_anew(server: RedisServer) -> None:
+    """No actor in between: a worker gets a copy."""
+    store = opened(server)
+    copy: RedisStore = pickle.loads(pickle.dumps(store))
+    record = create(copy)
+    assert store.get("t", "s") == record
+    with pytest.raises(SessionExists):
+        create(store)
+    copy.shut()
+    assert store.commit([commit_of(record)], 2.0) == [CommitStatus.OK]
+    store.shut()
+
+
+def test_closing_leaves_nothing_of_a_session(server: RedisServer) -> None:
+    """S9: its memory is free."""
+    store = opened(server)
+    client = server.client()
+    records = [create(store, f"s{number}") for number in range(3)]
+    store.commit([commit_of(record) for record in records], 2.0)
+    for record in records:
+        assert store.close("t", record.session_id, record.generation)
+    assert client.keys("*") == [b"{p}:pool"]
+    client.close()
+    store.shut()
+
+
+def test_a_damaged_or_missing_turn_is_an_error_and_not_a_wrong_history(server: RedisServer) -> None:
+    """T6: a turn never silently runs without its history."""
+    store = opened(server)
+    record = create(store)
+    store.commit([commit_of(record), commit_of(record, 2)], 2.0)
+    client = server.client()
+    key = "{p}:data:1:t:s"
+    whole = client.hget(key, "r2")
+    assert isinstance(whole, bytes)
+    client.hset(key, "r2", whole[:-1] + b"\x55")
+    with pytest.raises(StoreError, match="checksum"):
+        store.load("t", "s", record.generation)
+    client.hdel(key, "r2")
+    with pytest.raises(StoreError, match="1 of 2 turns"):
+        store.load("t", "s", record.generation)
+    client.close()
+    store.shut()
+
+
+def test_values_that_do_not_fit_are_store_errors_and_change_nothing(server: RedisServer) -> None:
+    """I1: nothing may wedge the store."""
+    store = opened(server)
+    with pytest.raises(StoreError):
+        create(store, "\ud800")
+    with pytest.raises(StoreError):
+        store.acquire("t", "s", owner="w", expected_epoch=2**70)
+    assert store.count("t") == 0
+    record = create(store)
+    with pytest.raises(StoreError, match="with other tokens"):
+        store.commit([commit_of(record), commit_of(record, size=11)], 2.0)
+    assert store.load("t", "s", record.generation)[1] == [commit_of(record).turn]
+    store.shut()
+
+
+def test_generations_go_on_though_the_server_lost_everything(tmp_path: Path) -> None:
+    """S9: without an append-only file what was stored is gone, but no number is given out twice."""
+    with redis_server(tmp_path) as server:
+        store = opened(server)
+        options = {"owner": "w", "mode": SessionMode.TREE, "idle_timeout_s": None, "capacity_tokens": None}
+        before = store.create("t", "s", now=1_700_000_000.0, **options)  # type: ignore[arg-type]
+        server.kill()
+        server.start()
+        with pytest.raises(SessionUnknown):
+            store.get("t", "s")
+        after = store.create("t", "s", now=1_700_000_001.0, **options)  # type: ignore[arg-type]
+        assert after.generation > before.generation
+        store.shut()
+
+
+# -- opening ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_not_there_is_a_clear_error_at_once() -> None:
+    port = free_port()
+    with pytest.raises(StoreError, match=rf"session store redis://127\.0\.0\.1:{port}/0: .*refused"):
+        open_redis(RedisSettings(f"redis://127.0.0.1:{port}/0"))
+
+
+def test_a_newer_schema_is_refused_and_left_as_it_is(server: RedisServer) -> None:
+    store = opened(server)
+    record = create(store)
+    store.shut()
+    client = server.client()
+    client.hset("{p}:pool", "schema", "99")
+    with pytest.raises(StoreError, match="schema is version 99; this program knows version 1"):
+        opened(server)
+    assert client.hget("{p}:pool", "schema") == b"99"
+    client.hset("{p}:pool", "schema", "1")
+    again = opened(server)
+    assert again.list_sessions("t") == [record]
+    again.shut()
+    client.close()
+
+
+def test_sessions_of_another_vocabulary_are_refused(server: RedisServer) -> None:
+    """T6: token ids of one model are not history to another; a prefix without sessions may change hands."""
+    settings = RedisSettings(server.url, "p")
+    open_redis(settings, "llama").shut()
+    store = open_redis(settings, "qwen")
+    record = create(store)
+    with pytest.raises(StoreError, match="1 sessions belong to qwen; this is llama"):
+        open_redis(settings, "llama")
+    opened(server).shut()
+    assert store.close("t", "s", record.generation)
+    store.shut()
+    open_redis(settings, "llama").shut()
+
+
+def test_a_server_that_may_evict_sessions_is_refused(tmp_path: Path) -> None:
+    """T6."""
+    with (
+        redis_server(tmp_path, "--maxmemory-policy", "allkeys-lru") as server,
+        pytest.raises(StoreError, match="allkeys-lru, which deletes sessions; set noeviction"),
+    ):
+        opened(server)
+
+
+@pytest.mark.parametrize("options", [DURABLE, ()])
+def test_a_server_that_forgets_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: tuple[str, ...]
+) -> None:
+    """T1: it cannot be kept there."""
+    with redis_server(tmp_path, *options) as server, caplog.at_level(logging.WARNING, "remora.store"):
+        opened(server).shut()
+    assert ("append-only file" in caplog.text) is (not options)
+
+
+def test_a_user_that_may_not_ask_for_info_can_open_it(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    client = server.client()
+    client.execute_command("ACL", "SETUSER", "app", "on", ">pw", "~{p}:*", "+@all", "-info")
+    with caplog.at_level(logging.WARNING, "remora.store"):
+        store = open_redis(RedisSettings(f"redis://app:pw@127.0.0.1:{server.port}/0", "p"))
+    assert "may not ask for INFO" in caplog.text
+    assert create(store).epoch == 1
+    client.execute_command("ACL", "SETUSER", "app", "-evalsha")
+    with pytest.raises(StoreError, match="may not do what is needed"):
+        create(store, "other")
+    store.shut()
+    client.close()
+
+
+# -- passwords -------------------------------------------------------------------------------------------------------
+
+
+def test_a_password_works_and_shows_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with redis_server(tmp_path, password=PASSWORD) as server, caplog.at_level(logging.DEBUG):
+        url = server.url
+        config = StoreConfig(url=url, commit_timeout_s=0.3)
+        store = open_shared(config)
+        told = [repr(config), repr(store), repr(RedisSettings(url)), str(store.figures()), caplog.text]
+        for wrong in (url.replace("hunter2", "hunter3"), f"redis://127.0.0.1:{server.port}/0"):
+            with pytest.raises(StoreError, match=r"\.0\.0\.1") as failed:
+                open_shared(StoreConfig(url=wrong))
+            told.append(str(failed.value))
+        server.kill()
+        with pytest.raises(StoreError) as failed:
+            store.count("t")
+        told.append(str(failed.value))
+        store.shut()
+    for text in told:
+        assert "hunter" not in text
+        assert "p@ss" not in text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:hunter2@[broken/0",
+        "redis://user:hunter2#x@host:port/0",
+        "redis://:hunter2@host:hunter2/0",
+        "redis://:hunter2@host/0?socket_timeout=hunter2",
+        "redis://host/0?password=hunter2&health_check_interval=hunter2",
+    ],
+)
+def test_an_url_that_cannot_be_read_is_an_error_without_its_password(url: str) -> None:
+    with pytest.raises(StoreError, match="cannot be read") as failed:
+        open_redis(RedisSettings(url))
+    shown_text = str(failed.value).replace("host:hunter2/", "").replace("timeout=hunter2", "")
+    assert "hunter2" not in shown_text.replace("interval=hunter2", "")
+    assert failed.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://u:p@h:1/2", "redis://***@h:1/2"),
+        ("rediss://:p@h", "rediss://***@h"),
+        ("redis://:p@ss@h", "redis://***@h"),
+        ("redis://h?password=p&db=1", "redis://h?password=***&db=1"),
+        ("sqlite:/x@y", "sqlite:/x@y"),
+        ("postgres://u:p@h", "postgres://***@h"),
+    ],
+)
+def test_an_url_is_shown_without_user_and_password(url: str, expected: str) -> None:
+    assert shown(url) == expected
+
+
+def test_an_unknown_kind_of_url_is_refused_without_its_password() -> None:
+    with pytest.raises(StoreError, match="must be sqlite:PATH or redis://") as failed:
+        open_store("postgres://u:hunter2@h")
+    assert "hunter2" not in str(failed.value)
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "{x}", "ü"])
+def test_a_prefix_that_would_not_be_one_hash_tag_is_refused(prefix: str) -> None:
+    with pytest.raises(StoreError, match=r"store\.prefix"):
+        open_redis(RedisSettings("redis://h", prefix))
