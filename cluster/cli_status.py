@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from cluster.client_key import KEY_VARIABLE
 from cluster.usage import UsageError
 
 TIMEOUT_S = 10.0
@@ -16,14 +17,14 @@ def show_status(url: str, headers: Mapping[str, str] | None = None) -> int:
     """Raises UsageError when the server cannot be asked."""
     try:
         answer = httpx.get(f"{url.rstrip('/')}/v1/stats", headers=headers, timeout=TIMEOUT_S)
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            raise UsageError(f"{url} asks for a key: put one into {KEY_VARIABLE}")
         answer.raise_for_status()
         stats = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise UsageError(f"no answer from {url}: {error}") from error
     if "workers" not in stats:
-        raise UsageError(
-            "the key in REMORA_API_KEY has no `admin`, and does not see the workers"
-        )
+        raise UsageError(f"the key in {KEY_VARIABLE} has no `admin`, and does not see the workers")
     for line in lines(stats):
         print(line)
     return 0

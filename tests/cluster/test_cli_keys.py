@@ -101,3 +101,6 @@ def test_clients_take_their_key_from_the_environment(monkeypatch: pytest.MonkeyP
     assert main(["status", "--url", "http://host"]) == 1
     assert seen == [{"authorization": "Bearer rmk-x"}] * 2
     assert "key" not in vars(parser({}).parse_args(["chat"]))
+    monkeypatch.setattr(httpx, "get", lambda url, headers, timeout: httpx.Response(401))
+    with pytest.raises(UsageError, match="asks for a key: put one into REMORA_API_KEY"):
+        show_status("http://host", {})

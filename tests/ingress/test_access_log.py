@@ -10,9 +10,10 @@ from urllib.parse import quote
 
 import pytest
 
+from configs import AuthConfig, TenantLimits
 from tests.ingress.asgi import run
 from tests.ingress.harness import edge
-from tests.ingress.keyed import ACME, Keyed, keys
+from tests.ingress.keyed import ACME, Keyed, hashed, keys
 from tests.ingress.local import cluster
 from tests.ingress.scripted import nothing, says
 
@@ -111,6 +112,29 @@ def test_hostile_ids_stay_on_one_line_and_mean_nothing(tmp_path: Path, caplog: p
     for record in ours:
         assert record.getMessage().isascii()
         assert "\n" not in record.getMessage()
+
+
+def test_names_are_not_labels() -> None:
+    """E6, field case N71: a hundred tenants, each with its sessions and rids, add no series to the metrics."""
+
+    async def check() -> None:
+        secrets = [f"rmk-{number}" for number in range(100)]
+        auth = AuthConfig(keys=tuple(hashed(f"tenant-{n}", key) for n, key in enumerate(secrets)))
+        limits = {"*": TenantLimits(requests_per_minute=2)}
+        async with edge(says("x"), auth=auth, tenants=limits) as at:
+            sizes = []
+            for number, key in enumerate(secrets):
+                client, name = Keyed(at.ingress, key), f"session-{number}"
+                await client.chat(rid=f"rid-{number}", session={"id": name, "create": True}).whole()
+                for _ in range(2):
+                    await client.chat(session={"id": name}, headers={"x-api-key": f"wrong-{number}"}).whole()
+                sizes.append(len(at.ingress.metrics.exposition().splitlines()))
+            assert sizes[0] == sizes[-1]
+            text = at.ingress.metrics.exposition().decode()
+            assert not any(word in text for word in ("session-", "rid-", "tenant-", "wrong-", "rmk-"))
+            assert 'remora_requests_limited_total{limit="requests"} 100.0' in text
+
+    run(check())
 
 
 def test_a_client_that_left_is_told_from_one_that_got_all(tmp_path: Path) -> None:

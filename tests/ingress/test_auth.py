@@ -122,7 +122,7 @@ def test_health_takes_no_key() -> None:
 
 
 def test_a_body_without_a_key_is_not_even_read() -> None:
-    """I1, field case N66: strangers cannot make the server swallow megabytes."""
+    """I1: strangers cannot make the server swallow megabytes."""
 
     async def check() -> None:
         async with edge(auth=keys()) as at:

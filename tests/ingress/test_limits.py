@@ -268,7 +268,7 @@ def test_a_wrong_request_gives_its_place_back() -> None:
 
 
 def test_over_the_limit_a_body_is_not_read() -> None:
-    """I1, field case N66: a tenant that sends megabytes too often does not make the server read them."""
+    """I1: a tenant that sends megabytes too often does not make the server read them."""
 
     async def check() -> None:
         async with limited(says("x"), requests_per_minute=1) as at:
