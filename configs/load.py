@@ -76,6 +76,8 @@ def check(config: RemoraConfig) -> RemoraConfig:
         "engine.max_step_tokens": (config.engine.max_step_tokens, 1),
         "engine.max_running": (config.engine.max_running, 1),
         "engine.max_waiting": (config.engine.max_waiting, 0),
+        "hibernate.host_bytes": (config.hibernate.host_bytes, 0),
+        "hibernate.disk_bytes": (config.hibernate.disk_bytes, 0),
         "workers.count": (config.workers.count, 1),
         "workers.threads": (config.workers.threads, 0),
         "ingress.replicas": (config.ingress.replicas, 1),
@@ -88,6 +90,8 @@ def check(config: RemoraConfig) -> RemoraConfig:
         raise ConfigError(f"ingress.port: {config.ingress.port} is too large; it must be at most 65535")
     if config.engine.grammar_timeout_s <= 0:
         raise ConfigError(f"engine.grammar_timeout_s: {config.engine.grammar_timeout_s}; it must be above 0")
+    if not 0 <= config.hibernate.below < 1:
+        raise ConfigError(f"hibernate.below: {config.hibernate.below}; it must be at least 0 and below 1")
     if config.engine.depth not in (0, 1):
         raise ConfigError(f"engine.depth: {config.engine.depth}; it must be 0 or 1")
     if config.workers.runner not in ("torch", "toy"):
