@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.messages import Grammar
-from actors.records import SessionRecord, TurnCommit, TurnRecord
+from actors.records import CommitStatus, SessionRecord, TurnCommit, TurnRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +111,14 @@ class SessionLoaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStored:
-    """`stale`: another worker owns the session now. `error`: whether the turn is stored is unknown."""
+    """`stale`: another worker owns the session now. `error`: whether the turn is stored is unknown.
+    `full`: it was not stored, since a byte cap of the store would be passed; the session goes on."""
 
     session: int
     uid: int
     stale: bool = False
     error: str = ""
+    full: CommitStatus | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from actors.engine.effects import ReleaseGrammar, StoreTurn, TurnStored
 from actors.engine.request import Request, RequestState, Verdict
 from actors.engine.sessions import Session, SessionState
 from actors.messages import Finished, Outcome, Reason, Stage, Tokens
-from actors.records import TurnCommit, TurnRecord
+from actors.records import CommitStatus, TurnCommit, TurnRecord
 
 
 class Endings:
@@ -60,6 +60,8 @@ class Endings:
             text = "the session store failed; whether this turn was stored is unknown"
             self._finish(request, Verdict.abort(Reason.INTERNAL, text), request.stage, now)
             self.disown(session, now)
+        elif result.full is not None:
+            self._finish(request, over_its_cap(result.full), request.stage, now)
         else:
             session.history.commit(request.turn.record(request, request.verdict), list(request.tokens))
             if self._core.kv.has_table(request.uid) and session.state is not SessionState.CLOSED:
@@ -178,3 +180,11 @@ class Endings:
             redirect=redirect,
             param=verdict.param,
         )
+
+
+def over_its_cap(status: CommitStatus) -> Verdict:
+    """How a turn ends that the store has no room for (rule S10)."""
+    if status is CommitStatus.SESSION_FULL:
+        text = "the session's turns have reached store.max_session_bytes; this turn was not stored"
+        return Verdict.abort(Reason.SESSION_CAPACITY, text)
+    return Verdict.abort(Reason.INTERNAL, "the session store is full (store.max_total_bytes); this turn was not stored")

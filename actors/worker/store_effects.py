@@ -22,6 +22,8 @@ from actors.engine.effects import (
 )
 from actors.records import CommitStatus, SessionStore, SessionUnknown, StoreError, TurnUnknown
 
+_FULL = (CommitStatus.SESSION_FULL, CommitStatus.STORE_FULL)
+
 logger = logging.getLogger("remora.worker")
 
 
@@ -82,7 +84,8 @@ class StoreEffects:
                 self._mail(TurnStored(session=turn.session, uid=turn.uid, error=str(error) or "store error"))
             return
         for turn, status in zip(turns, statuses, strict=True):
-            self._mail(TurnStored(session=turn.session, uid=turn.uid, stale=status is CommitStatus.STALE))
+            stale, full = status is CommitStatus.STALE, status if status in _FULL else None
+            self._mail(TurnStored(session=turn.session, uid=turn.uid, stale=stale, full=full))
 
     def _load(self, effect: LoadSession) -> None:
         try:

@@ -10,8 +10,9 @@ import pytest
 
 from actors.engine.effects import EffectResult, ForgetSession, LoadSession, StoreTurn, TurnStored
 from actors.messages import Outcome, SessionMode
-from actors.records import SessionRecord, TurnCommit, TurnRecord
+from actors.records import CommitStatus, SessionRecord, TurnCommit, TurnRecord
 from actors.worker.store_effects import StoreEffects
+from cluster.store.limits import StoreLimits
 from cluster.store.sqlite import SqliteStore
 
 
@@ -66,6 +67,21 @@ def test_stored_turns_are_told_one_by_one(
         effects.perform(storing(record, number))
     assert [mail.get(timeout=10) for _ in range(3)] == [TurnStored(session=5, uid=n) for n in (1, 2, 3)]
     assert [turn.rid for turn in store.load("t", "s", record.generation)[1]] == ["r1", "r2", "r3"]
+
+
+def test_a_turn_that_the_store_has_no_room_for_is_told_as_that(
+    tmp_path: Path, mail: queue.SimpleQueue[EffectResult]
+) -> None:
+    """S10: and what was stored with it in one batch is told as stored."""
+    store = SqliteStore(tmp_path / "small.sqlite", limits=StoreLimits(session_bytes=450))
+    effects = StoreEffects(store, mail.put, lambda: 100.0)
+    record = create(store)
+    for number in (1, 2, 3):
+        effects.perform(storing(record, number))
+    full = TurnStored(session=5, uid=3, full=CommitStatus.SESSION_FULL)
+    assert [mail.get(timeout=10) for _ in range(3)] == [*(TurnStored(session=5, uid=n) for n in (1, 2)), full]
+    effects.close()
+    store.shut()
 
 
 def test_commit_of_an_older_epoch_is_told_as_stale(
