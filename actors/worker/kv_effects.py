@@ -77,7 +77,7 @@ class KVEffects:
             self._answer(job, 0)
 
     def stats(self) -> dict[str, int]:
-        """What is held, what was done, and how many copies wait."""
+        """What is held, what was done, and how many copies wait for others."""
         return {**self._images.figures.row(), "queued_copies": len(self._jobs)}
 
     def close(self) -> None:

@@ -224,7 +224,12 @@ class WorkerShell:
             "output_tokens": stats.output_tokens,
             "preemptions": stats.preemptions,
             "evicted_slots": stats.evicted_slots,
-            "hibernate": self._kv_effects.stats(),
+            "hibernate": {
+                **self._kv_effects.stats(),
+                "waking_requests": stats.waking,
+                "woken_turns": stats.woken_turns,
+                "missed_pages": stats.missed_pages,
+            },
             "tables": {
                 "unreturned": stats.unreturned,
                 "recently_ended": stats.recently_ended,
