@@ -19,7 +19,7 @@ from actors.messages import (
     SessionRolledBack,
 )
 from actors.ports import NoWorker, Placement, SessionLimit, WorkerGone
-from actors.records import SessionExists, SessionRecord, SessionStore, SessionUnknown
+from actors.records import SessionExists, SessionRecord, SessionStore, SessionUnknown, StoreFull
 from cluster.fleet import Fleet
 from cluster.keyed_locks import KeyedLocks
 from cluster.placement import Directory
@@ -196,6 +196,9 @@ class SessionDesk:
                 async with self._seats.take(self._config.max_per_worker, prefer) as owner:
                     record = await self._store.run(lambda store: make(store, owner))
                     self.directory.put(record)
+            except StoreFull:
+                text = "The fork would take the session, or all sessions, over the store's byte cap."
+                raise SessionLimit(text) from None
             finally:
                 self._opening[tenant] -= 1
                 self._opening += Counter()  # Drops tenants at zero.

@@ -10,6 +10,7 @@ import pytest
 from actors.messages import ForkSession, Outcome, Reason, SessionInfo
 from actors.ports import NoWorker, Placement, SessionLimit
 from actors.records import SessionExists, SessionUnknown, TurnUnknown
+from cluster.store.limits import StoreLimits
 from configs import SessionConfig
 from tests.cluster.test_pool import World, run, submit_of
 
@@ -176,3 +177,20 @@ def test_an_owner_that_never_answers_ends_the_patience(tmp_path: Path) -> None:
             await w.pool.rollback_session("t", "s", turn="r1")
 
     run(test, tmp_path, workers=1, wait_s=0.3)
+
+
+def test_a_fork_that_the_store_has_no_room_for_is_a_limit_that_says_so(tmp_path: Path) -> None:
+    """S10: and no session, no seat and no name is taken by it."""
+
+    async def test(w: World) -> None:
+        await w.until_ready(2)
+        await filled(w)
+        w.store._limits = StoreLimits(total_bytes=1)
+        with pytest.raises(SessionLimit, match="byte cap"):
+            await w.pool.fork_session("t", "f", source_id="s", turn="r2")
+        with pytest.raises(SessionUnknown):
+            await w.pool.get_session("t", "f")
+        w.store._limits = StoreLimits()
+        assert (await w.pool.fork_session("t", "f", source_id="s", turn="r2")).session.turns == 2
+
+    run(test, tmp_path)
