@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from actors.records import SessionRecord
@@ -10,6 +10,11 @@ from cluster.membership import Worker
 
 EXPECTED_TOKENS = 1024
 """KV tokens that a session is taken to need before it has any."""
+
+MAX_RUNNING = 64
+"""Requests in the batch of a worker that does not say how many it takes."""
+IDLE_WEIGHT = 0.25
+"""How much a token of an idle session's KV counts beside one of a request's."""
 
 SessionKey = tuple[str, str]
 """(tenant, session id)."""
@@ -27,12 +32,15 @@ class Seat:
 class Directory:
     """Which worker owns which session. The store is the authority; this is what the pool counts with.
 
-    Lookups take constant time; taking a worker out takes time for its own sessions only.
+    Lookups take constant time; taking a worker out takes time for its own sessions only. A session costs about 330
+    bytes: its key once, while each worker's and each tenant's name is kept once for all.
     """
 
     def __init__(self) -> None:
         self._seats: dict[SessionKey, Seat] = {}
-        self._by_worker: dict[str, set[SessionKey]] = {}
+        self._by_worker: dict[str, dict[SessionKey, None]] = {}
+        self._names: dict[str, str] = {}
+        """Workers that have sessions here, and tenants."""
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -43,16 +51,21 @@ class Directory:
     def count(self, worker_id: str) -> int:
         return len(self._by_worker.get(worker_id, ()))
 
+    def keys(self, worker_id: str) -> Iterator[SessionKey]:
+        """A worker's sessions, those that came last before the others; not to be changed meanwhile."""
+        return reversed(self._by_worker.get(worker_id, {}))
+
     def put(self, record: SessionRecord) -> None:
         """Note a session's owner, unless something newer is known."""
-        key = (record.tenant, record.session_id)
+        key = (self._names.setdefault(record.tenant, record.tenant), record.session_id)
         seat = self._seats.get(key)
         if seat is not None and (seat.generation, seat.epoch) > (record.generation, record.epoch):
             return
         if seat is not None:
             self._unseat(key, seat)
-        self._seats[key] = Seat(record.owner, record.epoch, record.generation)
-        self._by_worker.setdefault(record.owner, set()).add(key)
+        owner = self._names.setdefault(record.owner, record.owner)
+        self._seats[key] = Seat(owner, record.epoch, record.generation)
+        self._by_worker.setdefault(owner, {})[key] = None
 
     def remove(self, key: SessionKey, generation: int) -> None:
         """A session was closed. That of another generation stays."""
@@ -63,7 +76,8 @@ class Directory:
 
     def remove_worker(self, worker_id: str) -> set[SessionKey]:
         """Forget a worker's sessions: the next turn of each finds its owner anew. Returns them."""
-        moved = self._by_worker.pop(worker_id, set())
+        moved = set(self._by_worker.pop(worker_id, ()))
+        self._names.pop(worker_id, None)
         for key in moved:
             del self._seats[key]
         return moved
@@ -76,29 +90,38 @@ class Directory:
 
     def _unseat(self, key: SessionKey, seat: Seat) -> None:
         keys = self._by_worker[seat.worker_id]
-        keys.discard(key)
+        del keys[key]
         if not keys:
             del self._by_worker[seat.worker_id]
+            self._names.pop(seat.worker_id, None)
 
 
-def headroom(worker: Worker, owned: int) -> int:
-    """KV tokens a worker is predicted to have left: its cache, less what sessions and requests hold, less what the
-    sessions without any KV yet are expected to need. May be negative."""
-    stats = worker.stats
-    pages = stats.get("pages", {})
-    held = (pages.get("session_held", 0) + pages.get("request_owned", 0)) * stats.get("page_size", 0)
-    without = max(0, owned - int(stats.get("resident_sessions", 0)))
-    return int(stats.get("kv_tokens", 0) - held - without * EXPECTED_TOKENS)
+def headroom(worker: Worker, owned: int) -> float:
+    """How much of a worker is predicted to be left, in shares of a whole one: 2.0 when it has nothing to do, and below
+    0 when more is coming than it can hold.
+
+    Its batch, less what runs and waits, and its KV cache, less what requests hold or, as far as the worker predicts it,
+    will need in the end. Sessions placed there that it has not heard of yet count as a request each. KV of idle
+    sessions can be had back, so that it counts little: were it counted in full, a new worker with an empty cache would
+    get every new session until it drowned in them.
+    """
+    stats, pages = worker.stats, worker.stats.get("pages", {})
+    page_size = stats.get("page_size", 0)
+    coming = max(0, owned - int(stats.get("sessions", 0)))
+    requests = max(pages.get("request_owned", 0) * page_size, stats.get("predicted_kv_tokens", 0))
+    needed = requests + coming * EXPECTED_TOKENS + IDLE_WEIGHT * pages.get("session_held", 0) * page_size
+    batch = (worker.load + coming) / stats.get("max_running", MAX_RUNNING)
+    return 2.0 - batch - needed / max(1, stats.get("kv_tokens", 0))
 
 
 def choose(workers: Iterable[Worker], sessions: Callable[[str], int], max_sessions: int) -> str | None:
-    """The worker for a new session: most headroom, then shortest queue, then fewest sessions, then by name.
+    """The worker for a new session: most headroom, then fewest sessions, then by name.
 
     `sessions(worker_id)`: how many it has, those on their way included. Full workers are passed over; None when all
     are.
     """
     candidates = [
-        (-headroom(worker, owned), worker.load, owned, worker.worker_id)
+        (-headroom(worker, owned), owned, worker.worker_id)
         for worker in workers
         if (owned := sessions(worker.worker_id)) < max_sessions
     ]

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.messages import SessionMode
 from actors.records import SessionRecord
 from cluster.membership import Worker, WorkerState
-from cluster.placement import EXPECTED_TOKENS, Directory, choose, ending_cost, headroom
+from cluster.placement import EXPECTED_TOKENS, IDLE_WEIGHT, Directory, choose, ending_cost, headroom
 
 
-def worker(worker_id: str, *, held: int = 0, requests: int = 0, load: int = 0, resident: int = 0) -> Worker:
+def worker(worker_id: str, *, held: int = 0, requests: int = 0, load: int = 0, sessions: int = 0) -> Worker:
     stats = {
         "pages": {"session_held": held, "request_owned": requests},
         "page_size": 16,
         "kv_tokens": 65536,
         "running": load,
         "waiting": 0,
-        "resident_sessions": resident,
+        "sessions": sessions,
+        "max_running": 32,
     }
     return Worker(worker_id, WorkerState.READY, 0.0, 0.0, stats=stats)
 
@@ -39,11 +41,18 @@ def record(session_id: str, owner: str, epoch: int = 1, generation: int = 1) -> 
     )
 
 
-def test_most_predicted_kv_wins_before_the_queue_does() -> None:
+def test_most_predicted_kv_and_the_shortest_queue_win() -> None:
     """P2: most headroom (predicted KV, queue)."""
-    roomy, busy = worker("w2", held=10, load=9), worker("w1", held=1000)
-    assert choose([busy, roomy], Directory().count, 10) == "w2"
+    assert choose([worker("w1", requests=1000), worker("w2", requests=10)], Directory().count, 10) == "w2"
     assert choose([worker("w1", load=2), worker("w2", load=1)], Directory().count, 10) == "w2"
+
+
+def test_an_empty_cache_does_not_draw_every_new_session() -> None:
+    """P2: KV of idle sessions can be had back. A worker that has just started, with nothing held and many requests,
+    must not be chosen before old ones that are idle and whose caches are full of idle sessions."""
+    fresh, old = worker("w1", held=0, load=20), worker("w2", held=4096, load=4)
+    assert choose([fresh, old], Directory().count, 1000) == "w2"
+    assert choose([worker("w1", held=4000), worker("w2", held=10)], Directory().count, 1000) == "w2"
 
 
 def test_equals_are_chosen_by_name() -> None:
@@ -62,7 +71,17 @@ def test_sessions_placed_one_after_the_other_spread_evenly_before_any_heartbeat(
 
 
 def test_headroom_counts_what_is_held_and_what_will_be() -> None:
-    assert headroom(worker("w", held=10, requests=5, resident=2), owned=5) == 65536 - 15 * 16 - 3 * EXPECTED_TOKENS
+    some = worker("w", held=100, requests=50, load=4, sessions=2)
+    coming = 3
+    kv = (50 * 16 + coming * EXPECTED_TOKENS + IDLE_WEIGHT * 100 * 16) / 65536
+    assert headroom(some, owned=2 + coming) == pytest.approx(2 - (4 + coming) / 32 - kv)
+    assert headroom(worker("w", sessions=9), owned=2) == 2.0
+
+
+def test_headroom_goes_by_what_the_worker_predicts() -> None:
+    some = worker("w", requests=50)
+    some.stats = {**some.stats, "predicted_kv_tokens": 6553.6}
+    assert headroom(some, owned=0) == pytest.approx(1.9)
 
 
 def test_full_workers_are_passed_over() -> None:
@@ -115,6 +134,16 @@ def test_the_worker_with_live_turns_costs_most_then_the_one_with_sessions() -> N
     workers = [worker("w1", load=1), worker("w2"), worker("w3", held=5), worker("w4")]
     ordered = sorted(workers, key=lambda one: ending_cost(one, directory))
     assert [one.worker_id for one in ordered] == ["w4", "w3", "w2", "w1"]
+
+
+def test_a_workers_last_sessions_come_first_and_names_are_kept_once() -> None:
+    directory = Directory()
+    for number in range(4):
+        directory.put(record(f"s{number}", "".join(["w", "1"]), generation=number + 1))
+    assert [key[1] for key in directory.keys("w1")] == ["s3", "s2", "s1", "s0"]
+    assert list(directory.keys("w2")) == []
+    seats = [directory.get(("t", f"s{number}")) for number in range(4)]
+    assert len({id(seat.worker_id) for seat in seats if seat is not None}) == 1
 
 
 moves = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(1, 5)), max_size=40)
