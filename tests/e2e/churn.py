@@ -59,7 +59,7 @@ def weather_for(client: RawClient, config: dict[str, Any], rng: random.Random) -
     if config["workers"].get("runner") == "toy":
         return Weather(client, rng, pressure=True, longest=800)
     oracle = ModelOracle(load_text_model(from_tree(RemoraConfig, config)))
-    return Weather(client, rng, oracle=oracle, longest=400, lateness_s=0.4, settle_s=60.0)
+    return Weather(client, rng, oracle=oracle, shorten=3, longest=400, lateness_s=0.4, settle_s=60.0)
 
 
 async def churn(weather: Weather, pid: int, requests: int, sessions: int) -> tuple[Census, Census, Counter[str]]:

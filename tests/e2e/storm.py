@@ -42,6 +42,8 @@ class Weather:
     oracle: Oracle = field(default_factory=ToyOracle)
     longest: int = 2000
     """Tokens after which a session is closed, so that it goes on to fit."""
+    shorten: int = 1
+    """What lengths of texts and outputs are divided by."""
     too_many_tokens: int = 8191
     """A `max_tokens` that the model's context has, but not behind a prompt."""
     lateness_s: float = 0.15
@@ -132,8 +134,9 @@ class Driver:
 
     def turn(self, max_tokens: int | None = None) -> Turn:
         self.count += 1
-        text = "".join(self.rng.choices("abcdefgh ", k=self.rng.randint(1, 60)))
+        text = "".join(self.rng.choices("abcdefgh ", k=self.rng.randint(1, 60 // self.weather.shorten)))
         tokens = max_tokens if max_tokens is not None else self.rng.randint(1, 12)
+        tokens = -(-tokens // self.weather.shorten)
         return Turn(f"{self.name}/{self.count}", text, tokens, self.weather.oracle)
 
     async def send(self, turn: Turn, leave: Leaving | None = None, session: Any = None, **fields: Any) -> Answer:
