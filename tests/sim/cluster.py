@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from actors.engine.settings import EngineSettings
-from actors.messages import SamplingParams, SessionClosed, SessionMode, Submit
+from actors.messages import FlushCache, SamplingParams, SessionClosed, SessionMode, Submit
 from actors.records import SessionUnknown
 from actors.runner.toy import ToyRunner
 from configs import ClusterConfig
@@ -18,7 +18,7 @@ from tests.sim.network import Network
 from tests.sim.pool import DETECT_S, SimPool
 from tests.sim.store import SimStore
 from tests.sim.timeline import Timeline
-from tests.sim.worker import SimWorker
+from tests.sim.worker import Question, SimWorker
 
 LEASES = ClusterConfig(heartbeat_s=0.2, suspect_s=0.5, dead_s=2.0, ingress_lease_s=1.5)
 TURN_FIELDS = ("from_head", "parent", "replace", "drop_previous_output", "offset", "on_busy", "create")
@@ -41,7 +41,9 @@ class SimCluster:
         replace_dead: bool = False,
         **settings: Any,
     ) -> None:
+        """`settings`: of EngineSettings. A worker plans one step at a time and admits by prompts unless told else."""
         self.log: list[str] = []
+        self.seed = seed
         self.timeline = Timeline()
         self.network = Network(self.timeline, seed)
         self.store = SimStore(self.log.append)
@@ -66,6 +68,7 @@ class SimCluster:
 
     def request(self, name: str, prompt: tuple[int, ...], max_tokens: int, via: str = "i1", **fields: Any) -> Call:
         """Start a plain request, or with `session_id` a turn. `fields`: of Submit and of TurnOf."""
+        body = repr((prompt, max_tokens, fields.get("grammar")))
         turn = None
         if "session_id" in fields:
             turn = {key: fields.pop(key) for key in ("session_id", *TURN_FIELDS) if key in fields}
@@ -75,15 +78,18 @@ class SimCluster:
             key="",
             rid=fields.pop("rid", name),
             ingress="",
-            tenant="t",
+            tenant=fields.pop("tenant", "t"),
             input_ids=prompt,
             sampling=SamplingParams(max_tokens=max_tokens),
-            digest=blake2b(repr((prompt, max_tokens)).encode(), digest_size=8).digest(),
+            digest=blake2b(body.encode(), digest_size=8).digest(),
             **fields,
         )
         call = self.calls[name] = Call(name, submit, turn)
         self.ingresses[via].start(call)
         return call
+
+    def ingress_of(self, call: Call) -> SimIngress:
+        return next(ingress for ingress in self.ingresses.values() if call.name in ingress.calls)
 
     def close(self, session_id: str, *, abort: bool = False) -> None:
         def told(closed: SessionClosed) -> None:
@@ -143,7 +149,7 @@ class SimCluster:
         open_calls = [f"{name} is open" for name, call in self.calls.items() if not call.over]
         if open_calls:
             return open_calls
-        return [f"{name} is busy" for name, w in self.workers.items() if w.busy or (w.present and w.store_pending)]
+        return [f"{name} is busy" for name, w in self.workers.items() if w.busy or (w.present and w.effects.pending)]
 
     # -- judgement -------------------------------------------------------------------------------------------------
 
@@ -158,9 +164,12 @@ class SimCluster:
             self.close(record.session_id, abort=True)
         self.settle()
         assert not self.store.list_sessions("t"), "sessions are left in the store"
-        for name, worker in self.workers.items():
-            if worker.alive:
-                _nothing_is_left(name, worker)
+        living = {name: worker for name, worker in self.workers.items() if worker.alive}
+        for name in living:
+            self.network.send("pool", name, Question(FlushCache(), lambda value: None))
+        self.settle()
+        for name, worker in living.items():
+            _nothing_is_left(name, worker)
 
     def heal(self) -> None:
         """The weather turns fine."""
@@ -171,7 +180,9 @@ class SimCluster:
                 link.cut, link.loss, link.duplicate = False, 0.0, 0.0
                 link.fates.clear()
         for worker in self.workers.values():
-            worker.store_delay_s = 0.002
+            worker.effects.store_delay_s = 0.002
+            worker.effects.kv.room, worker.effects.kv.harmed = 10**9, set()
+            worker.effects.grammar_timeouts = 0.0
             if worker.frozen:
                 worker.thaw()
 
@@ -200,19 +211,20 @@ class SimCluster:
             max_context=info.max_context,
             vocab_size=info.vocab_size,
             vocab_bytes=info.vocab_bytes,
+            no_grammars=info.no_grammars,
             eos_ids=info.eos_ids,
-            **{"max_step_tokens": 16, "depth": 0, **settings},
+            **{"max_step_tokens": 16, "depth": 0, "forecast": False, **settings},
         )
         return SimWorker(
             name,
             self.timeline,
             self.network,
             self.store,
-            self.log.append,
             runner=runner,
             settings=engine_settings,
             step_s=step_s,
             lease_s=LEASES.ingress_lease_s,
+            random=Random(f"{self.seed} {name}"),
         )
 
 
@@ -223,17 +235,17 @@ def prompt_of(name: str, length: int) -> tuple[int, ...]:
 
 
 def _nothing_is_left(name: str, worker: SimWorker) -> None:
-    """At rest with all sessions closed: no request, no page, no queue. Sessions that another worker took over may
-    still be remembered, without a lease."""
+    """At rest with all sessions closed and the cache flushed: no request, no page, no queue, no image, no copy under
+    way, no grammar. Sessions that another worker took over may still be remembered, without a lease."""
     core = worker.engine.core
     for session in core.sessions.all():
         assert session.lease is None, f"{name}: a lease is left on {session.session_id}"
         assert not session.queue, f"{name}: turns are queued in {session.session_id}"
-        core.kv.drop_slot(session.uid)
-    core.kv.flush()
     stats = worker.engine.snapshot()
     left = (stats.live, stats.waiting, stats.running, len(core.requests))
     assert left == (0, 0, 0, 0), f"{name}: requests are left {left}"
     assert stats.pages.free == stats.pages.total, f"{name}: pages are left {stats.pages}"
+    hibernated = (stats.images, stats.waking, len(core.kv.transfers), *worker.effects.left)
+    assert not any(hibernated), f"{name}: images, transfers or grammars are left {hibernated}"
     received = sum(count for *_, count in stats.ends)
     assert received == stats.received, f"E6: {name} received {stats.received} and ended {received}"

@@ -56,6 +56,7 @@ class SimStore:
         self.faults: deque[str] = deque()
         self.accepted: list[Accepted] = []
         self.rollbacks: list[Rollback] = []
+        self.forks = 0
         self.closed: set[int] = set()
         self._say = say
         self._rows: dict[Key, Row] = {}
@@ -146,6 +147,7 @@ class SimStore:
             rid = by_rid[rid].parent
         turns = [known for known in source.turns if known.rid in chain]
         self._generation += 1
+        self.forks += 1
         record = replace(
             source.record,
             session_id=session_id,

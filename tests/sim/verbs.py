@@ -187,7 +187,7 @@ def store(scenario: Scenario, command: Command) -> None:
     same"""
     slow = command.take("slow", float)
     for worker in scenario.sim.workers.values():
-        worker.store_delay_s = worker.store_delay_s if slow is None else slow
+        worker.effects.store_delay_s = worker.effects.store_delay_s if slow is None else slow
     for fault in ("fail", "ambiguous"):
         scenario.sim.store.faults.extend([fault] * command.take(fault, int, 0))
 

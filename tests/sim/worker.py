@@ -1,6 +1,6 @@
 """A worker on simulated time: the real loop, mailbox, outbox, engine and toy runner, without their threads.
 
-Only the store's executor is replaced: its calls take simulated time, in both directions.
+Only what the shell does off the loop is replaced (`tests.sim.effects`): it takes simulated time.
 """
 
 from __future__ import annotations
@@ -9,35 +9,29 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
-from actors.engine.effects import (
-    Effect,
-    EffectResult,
-    ForgetSession,
-    LoadSession,
-    RollBackTurns,
-    SessionForgotten,
-    SessionLoaded,
-    StoreTurn,
-    TurnsRolledBack,
-    TurnStored,
-)
+from actors.engine.effects import EffectResult
 from actors.engine.engine import Engine
 from actors.engine.invariants import check
+from actors.engine.request import RequestState
 from actors.engine.settings import EngineSettings
 from actors.messages import Event, Reply, Submit, Tokens
-from actors.records import CommitStatus, SessionUnknown, StoreError, TurnUnknown
 from actors.runner.toy import ToyRunner
 from actors.worker.loop import LEASE_LOOK_S, Loop
 from actors.worker.mailbox import Mailbox
 from actors.worker.outbox import Outbox
+from tests.sim.effects import SimEffects
 from tests.sim.network import Network
 from tests.sim.store import SimStore
 from tests.sim.timeline import Timeline
 
 POLL_S = 0.2
 """How long a poll waits for events."""
+
+
+PARKED = {RequestState.WAITING_KV: "KV was read", RequestState.WAITING_GRAMMAR: "a grammar was compiled"}
 
 
 @dataclass(frozen=True)
@@ -109,27 +103,26 @@ class SimWorker:
         timeline: Timeline,
         network: Network,
         store: SimStore,
-        say: Callable[[str], None],
         *,
         runner: ToyRunner,
         settings: EngineSettings,
         step_s: float,
         lease_s: float,
+        random: Random,
     ) -> None:
         self.name = name
         self.alive = True
         self.frozen = False
-        self.store_delay_s = 0.002
-        self.store_pending = 0
+        self.effects = SimEffects(timeline, store, runner, random, self._deliver)
+        self.ended_while: Counter[str] = Counter()
+        """Ends that met a request while its KV was being read or its grammar compiled."""
         self.engine = Engine(settings)
         self.outbox = WitnessedOutbox(lease_s, lambda: timeline.now)
         self._mailbox = Mailbox()
-        self._loop = Loop(self.engine, runner, self._mailbox, self.outbox, self._perform, lambda: timeline.now)
+        self._loop = Loop(self.engine, runner, self._mailbox, self.outbox, self.effects.perform, lambda: timeline.now)
         self._loop.check_invariants = True
         self._timeline = timeline
         self._network = network
-        self._store = store
-        self._say = say
         self._step_s = step_s
         self._not_before = 0.0
         self._due: float | None = None
@@ -142,6 +135,7 @@ class SimWorker:
     def kill(self) -> None:
         """SIGKILL: nothing of it is left, and nobody is told."""
         self.alive = False
+        self.effects.stop()
         self._network.detach(self.name)
 
     def freeze(self) -> None:
@@ -190,6 +184,14 @@ class SimWorker:
         self._unread = True
         self._wake()
 
+    def _deliver(self, result: EffectResult) -> None:
+        if not self.alive:
+            return
+        if self.frozen:
+            self._held.append(("shell", result))
+        else:
+            self._put(result)
+
     def _reply(self, asker: str, question: Question, done: Future[object]) -> None:
         value = done.result()
         self._network.send(self.name, asker, Answer(question.answered, value))
@@ -224,9 +226,11 @@ class SimWorker:
             return
         self._due, self._unread = None, False
         steps = self.engine.core.totals.steps
+        parked = [(request, request.state) for request in self.engine.core.requests.all() if request.state in PARKED]
         self._mailbox.wake()
         self._loop.turn()
         check(self.engine)
+        self.ended_while.update(PARKED[state] for request, state in parked if request.state is RequestState.ENDED)
         stepped = self.engine.core.totals.steps > steps or bool(self.engine.uncommitted)
         self._not_before = self._timeline.now + (self._step_s if stepped else 0.0)
         self._wake_again()
@@ -241,56 +245,3 @@ class SimWorker:
             waits.append(max(now + 0.001, deadline))
         if waits:
             self._wake(min(waits))
-
-    # -- the store, off the loop -----------------------------------------------------------------------------------
-
-    def _perform(self, effect: Effect) -> None:
-        self.store_pending += 1
-        self._timeline.after(self.store_delay_s / 2, lambda: self._call_store(effect))
-
-    def _call_store(self, effect: Effect) -> None:
-        """The call arrives: also when its caller died a moment ago."""
-        result = _ask_store(self._store, effect, self._timeline.now)
-        self._timeline.after(self.store_delay_s / 2, lambda: self._store_answered(result))
-
-    def _store_answered(self, result: Any) -> None:
-        self.store_pending -= 1
-        if not self.alive:
-            return
-        if self.frozen:
-            self._held.append(("store", result))
-        else:
-            self._put(result)
-
-
-def _ask_store(store: SimStore, effect: Effect, now: float) -> EffectResult:
-    """What `actors.worker.store_effects` does, one call at a time."""
-    match effect:
-        case StoreTurn():
-            try:
-                status = store.commit([effect.commit], now)[0]
-            except StoreError as error:
-                return TurnStored(session=effect.session, uid=effect.uid, error=str(error))
-            return TurnStored(session=effect.session, uid=effect.uid, stale=status is CommitStatus.STALE)
-        case LoadSession():
-            try:
-                record, turns = store.load(effect.tenant, effect.session_id, effect.generation)
-            except SessionUnknown:
-                return SessionLoaded(session=effect.session, record=None)
-            except StoreError as error:
-                return SessionLoaded(session=effect.session, record=None, error=str(error))
-            return SessionLoaded(session=effect.session, record=record, turns=tuple(turns))
-        case RollBackTurns():
-            answer = TurnsRolledBack(session=effect.session, ask=effect.ask, turn=effect.turn)
-            place = (effect.tenant, effect.session_id, effect.generation)
-            try:
-                status = store.rollback(*place, epoch=effect.epoch, turn=effect.turn, now=now)
-            except (StoreError, TurnUnknown) as error:
-                return replace(answer, error=str(error) or "unknown turn")
-            return replace(answer, stale=status is CommitStatus.STALE)
-        case ForgetSession():
-            try:
-                found = store.close(effect.tenant, effect.session_id, effect.generation, epoch=effect.epoch)
-            except StoreError as error:
-                return SessionForgotten(session=effect.session, error=str(error))
-            return SessionForgotten(session=effect.session, found=found)
