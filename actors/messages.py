@@ -283,6 +283,14 @@ class FlushCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Take nothing more that can run elsewhere: requests without a session, and turns of sessions where none runs or
+    waits. What runs goes on (rule T5). Answered by `Reply[bool]`; from then on, an idle session stays idle."""
+
+    ask: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IngressLost:
     """An ingress stopped polling for longer than its lease: end what it asked for (rule A1)."""
 
@@ -305,6 +313,7 @@ ToWorker = (
     | RollbackSession
     | GetSession
     | FlushCache
+    | Drain
     | IngressLost
     | Shutdown
 )

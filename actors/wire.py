@@ -32,6 +32,7 @@ _KINDS: dict[int, type] = {
     8: messages.Shutdown,
     9: messages.ForkSession,
     10: messages.RollbackSession,
+    11: messages.Drain,
     20: messages.Tokens,
     21: messages.Finished,
     22: messages.Reply,

@@ -26,6 +26,8 @@ class Door:
         self._next_uid = 1
         self.closed_for: Reason | None = None
         """Set at shutdown: every new request is refused with this reason."""
+        self.draining = False
+        """Only turns of sessions in which another one runs or waits come in: those cannot run elsewhere."""
 
     def submit(self, submit: Submit, now: float) -> None:
         if self._core.requests.by_key(submit.key) is not None or self._core.ended.has(submit.key, now):
@@ -76,6 +78,8 @@ class Door:
         submit, core = request.submit, self._core
         if self.closed_for is not None:
             return Verdict.abort(self.closed_for, "the worker accepts no more requests")
+        if self.draining and not self._belongs_here(submit):
+            return Verdict.abort(Reason.WORKER_DRAINING, "the worker is being drained")
         by_key = core.tombstones.take(submit.key, now)
         if core.tombstones.take(request.rid_key, now) or by_key:
             return Verdict.abort(Reason.CLIENT_ABORT, "aborted before it arrived")
@@ -87,6 +91,12 @@ class Door:
             text = f"{waiting} requests are waiting; the limit is {core.settings.max_waiting}"
             return Verdict.abort(Reason.QUEUE_FULL, text)
         return self._wrong_ids(submit) or self._wrong_grammar(submit)
+
+    def _belongs_here(self, submit: Submit) -> bool:
+        """Whether a turn of this request's session runs or waits here."""
+        turn = submit.turn
+        session = self._core.sessions.find(submit.tenant, turn.session_id) if turn is not None else None
+        return session is not None and (session.lease is not None or bool(session.queue))
 
     def _wrong_ids(self, submit: Submit) -> Verdict | None:
         vocab = self._core.settings.vocab_size

@@ -42,6 +42,7 @@ from actors.engine.stopping import judge
 from actors.messages import (
     Abort,
     CloseSession,
+    Drain,
     FlushCache,
     ForkSession,
     GetSession,
@@ -115,6 +116,9 @@ class Engine:
             case FlushCache():
                 self._hibernation.flush()
                 self.core.out.append(Reply(ask=message.ask, value=self.core.kv.flush()))
+            case Drain():
+                self._door.draining = True
+                self.core.out.append(Reply(ask=message.ask, value=True))
             case IngressLost():
                 self._aborts.abort_ingress(message.ingress, now)
             case Shutdown():
