@@ -31,10 +31,14 @@ def build_app(config: RemoraConfig) -> Any:
 
     Raises ConfigError when one of them is not well-formed.
     """
-    auth = replace(config.auth, keys=(*config.auth.keys, *keys_in(os.environ)))
-    tree = to_tree(replace(config, auth=auth))
+    tree = to_tree(with_keys_of(os.environ, config))
     pool_deployment: Any = PoolDeployment  # `serve.deployment` has made them more than classes.
     ingress_deployment: Any = IngressDeployment
     pool = pool_deployment.options(user_config={"workers": config.workers.count}).bind(tree)
     ingress = ingress_deployment.options(num_replicas=config.ingress.replicas)
     return ingress.bind(partial(serve_pool_port, config.cluster.namespace), pool, tree)
+
+
+def with_keys_of(environ: Mapping[str, str], config: RemoraConfig) -> RemoraConfig:
+    """The configuration, and the keys of REMORA_API_KEYS. Raises ConfigError."""
+    return replace(config, auth=replace(config.auth, keys=(*config.auth.keys, *keys_in(environ))))

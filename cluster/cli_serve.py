@@ -27,6 +27,7 @@ from configs.keys import keys_in, read_keys_file
 
 LOOK_S = 0.25
 CONNECT_S = 10.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Stop(BaseException):
@@ -90,7 +91,9 @@ def check_port(host: str, port: int) -> None:
 
 def check_access(config: RemoraConfig) -> None:
     """Look at what says who may call before anything is started. Raises ConfigError, OSError."""
-    keys_in(os.environ)
+    given = keys_in(os.environ) or config.auth.keys or config.auth.keys_file
+    if not given and config.ingress.host not in LOOPBACK:
+        say(f"no API keys are set: whoever reaches {config.ingress.host} may use it (see `remora keys new --help`)")
     if config.auth.keys_file:
         read_keys_file(config.auth.keys_file)
     if config.ingress.access_log:

@@ -25,6 +25,7 @@ EVERYBODY = Caller(DEFAULT_TENANT, admin=True)
 _NOBODY = Caller("")
 _CALLER = "remora.caller"
 _BEARER = "bearer "
+_POLICY_VIOLATION = 1008
 
 
 class Gate:
@@ -35,17 +36,22 @@ class Gate:
         self._ingress = ingress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan" or await self._admits(scope, send):
             await self._app(scope, receive, send)
-            return
+
+    async def _admits(self, scope: Scope, send: Send) -> bool:
+        """Whether the request goes on, with its caller; if not, it has its answer."""
         headers = Headers(scope=scope)
         try:
             scope[_CALLER] = await self._caller(_path(scope), headers)
         except ApiError as error:
-            request_id = request_id_of(headers)
-            await send_error(send, error, request_id, {"x-request-id": request_id})
-            return
-        await self._app(scope, receive, send)
+            if scope["type"] == "http":
+                request_id = request_id_of(headers)
+                await send_error(send, error, request_id, {"x-request-id": request_id})
+            else:
+                await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+            return False
+        return True
 
     async def _caller(self, path: str, headers: Headers) -> Caller:
         """Raises ApiError."""

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import yaml
 
-from cluster.app import build_app
+from cluster.app import build_app, with_keys_of
 from cluster.cli import main, parser
 from cluster.cli_serve import check_access, with_absolute_files
 from cluster.cli_status import show_status
@@ -75,6 +75,26 @@ def test_serve_looks_at_the_keys_before_anything_starts(tmp_path: Path, monkeypa
         check_access(load())
     with pytest.raises(ConfigError, match="REMORA_API_KEYS"):
         build_app(load())
+
+
+def test_the_environments_keys_go_with_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As hashes: neither the settings nor anything made of them holds a key."""
+    one, two = fingerprint(b"one"), fingerprint(b"two")
+    config = with_keys_of({"REMORA_API_KEYS": f"globex:{two}"}, load(None, {"auth.keys": [f"acme:{one}"]}))
+    assert config.auth.keys == (f"acme:{one}", f"globex:{two}")
+    assert with_keys_of({}, load()) == load()
+
+
+def test_an_open_server_on_the_network_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REMORA_API_KEYS", raising=False)
+    check_access(load())
+    assert capsys.readouterr().out == ""
+    check_access(load(None, {"ingress.host": "0.0.0.0"}))
+    assert "whoever reaches 0.0.0.0 may use it" in capsys.readouterr().out
+    check_access(load(None, {"ingress.host": "0.0.0.0", "auth.keys": [f"acme:{fingerprint(b'one')}"]}))
+    assert capsys.readouterr().out == ""
 
 
 def test_files_are_named_for_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
