@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from actors.ingress import metrics, placement
+from actors.ingress import metrics, placement, worker_metrics
 from actors.ingress.auth import caller_of, require_admin, sees_all
 from actors.ingress.core import Ingress
 from actors.ingress.errors import model_not_found
 from actors.ingress.plain_routes import JsonAnswer
 from actors.ports import NoWorker
+from actors.records import StoreError
 
 HEALTH_ANSWER_S = 1.0
+WORKERS_ANSWER_S = 1.0
 
 
 async def root(ingress: Ingress, request: Request) -> Response:
@@ -50,7 +54,17 @@ async def health(ingress: Ingress, request: Request) -> Response:
 async def exposition(ingress: Ingress, request: Request) -> Response:
     if not sees_all(ingress, request):
         require_admin(caller_of(request.scope), "Reading metrics")
-    return Response(ingress.metrics.exposition(), headers={"content-type": metrics.CONTENT_TYPE})
+    text = ingress.metrics.exposition() + worker_metrics.exposition(await _worker_rows(ingress))
+    return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
+
+
+async def _worker_rows(ingress: Ingress) -> list[Mapping[str, Any]] | None:
+    """None where the pool does not say within a second: the ingress's own figures are shown without them."""
+    try:
+        status = await asyncio.wait_for(ingress.pool.status(), WORKERS_ANSWER_S)
+    except (asyncio.TimeoutError, NoWorker, StoreError):
+        return None
+    return cast("list[Mapping[str, Any]]", status["workers"])
 
 
 async def stats(ingress: Ingress, request: Request) -> Response:
