@@ -145,7 +145,7 @@ def processes(root_pid: int, but: set[int]) -> dict[str, dict[str, int]]:
 
 
 def descendants(root_pid: int) -> Iterator[int]:
-    parents = {int(entry.name): _parent(entry) for entry in Path("/proc").glob("[0-9]*")}
+    parents = {int(entry.name): parent_of(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
     for pid in sorted(parents):
         above = pid
         while above in parents and above != root_pid:
@@ -154,9 +154,9 @@ def descendants(root_pid: int) -> Iterator[int]:
             yield pid
 
 
-def _parent(process: Path) -> int:
+def parent_of(pid: int) -> int:
     try:
-        return int((process / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return 0  # It has ended meanwhile.
 

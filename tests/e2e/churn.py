@@ -36,8 +36,9 @@ TOMBSTONE_S = 10.0
 LAPSE_S = 120.0
 """Until everything that is remembered for a while is forgotten: a clock of an idle session is the longest."""
 PROGRESS_S = 30.0
-WARM_SHARE = 0.03
+WARM_SHARE = 0.05
 WARM_LEAST = 120
+"""Requests before the first count: until pools are filled, and pages of the KV cache touched."""
 TOY: dict[str, Any] = {
     "workers": {"count": 2, "runner": "toy", "toy_step_s": 0.005},
     "engine": {"kv_tokens": 8192, "max_running": 8, "max_waiting": 64, "check_invariants": True},
@@ -45,7 +46,7 @@ TOY: dict[str, Any] = {
 }
 MODEL: dict[str, Any] = {
     "workers": {"count": 2},
-    "engine": {"kv_tokens": 16384, "max_running": 16, "max_waiting": 64, "check_invariants": True},
+    "engine": {"kv_tokens": 12288, "max_running": 16, "max_waiting": 64, "check_invariants": True},
     "sessions": {"idle_timeout_s": 90.0},
 }
 
