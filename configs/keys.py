@@ -7,12 +7,15 @@
       acme: {requests_per_minute: 600, tokens_per_minute: 200000, concurrent_requests: 8, sessions: 500}
       "*": {requests_per_minute: 60}
 
-YAML, or JSON. A key itself is stored nowhere: it is random with 256 bits, so that its plain SHA-256 gives nothing away.
+YAML, or JSON, which is read a hundred times as fast: better for thousands of keys. A key itself is stored nowhere: it
+is random with 256 bits, so that its plain SHA-256 gives nothing away.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import re
 import secrets
 from collections.abc import Mapping
@@ -29,7 +32,7 @@ KEYS_VARIABLE = "REMORA_API_KEYS"
 PREFIX = "rmk-"
 _SECRET = re.compile(r"[A-Za-z0-9_+/=-]{24,}")
 """Longer than any word of ours: what may be a key, written where it should not be."""
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # Ten thousand keys take the other one seconds.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def fingerprint(key: bytes) -> str:
 def read_keys_file(path: str | Path) -> KeysFile:
     """Raises ConfigError, which names the place but never repeats what stands there, and OSError."""
     try:
-        tree = yaml.load(Path(path).read_bytes(), Loader=_Loader)
+        tree = _parsed(Path(path).read_bytes())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
@@ -85,6 +88,14 @@ def read_keys_file(path: str | Path) -> KeysFile:
         seen.add(entry.sha256)
     check_tenants(file.tenants, f"{path}: tenants")
     return file
+
+
+def _parsed(data: bytes) -> Any:
+    """Raises YAMLError, ValueError, RecursionError."""
+    if data.lstrip().startswith(b"{"):
+        with contextlib.suppress(json.JSONDecodeError):  # YAML has braces of its own.
+            return json.loads(data)
+    return yaml.load(data, Loader=_Loader)
 
 
 def configured_keys(auth: AuthConfig) -> list[KeyEntry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import typing
 from collections.abc import Mapping
@@ -47,7 +48,8 @@ def load(path: str | Path | None = None, overrides: Mapping[str, object] | None 
 
 def from_tree(cls: type[T], tree: object, path: str = "") -> T:
     """Build dataclass `cls` from nested mappings."""
-    hints = typing.get_type_hints(cls)
+    known: Any = cls
+    hints = _hints(known)
     values = {}
     for key, value in _mapping(tree, path or "the file").items():
         at = f"{path}.{key}" if path else str(key)
@@ -55,7 +57,7 @@ def from_tree(cls: type[T], tree: object, path: str = "") -> T:
             known = ", ".join(sorted(hints))
             raise ConfigError(f"{at}: unknown setting; known here: {known}")
         values[key] = _convert(hints[key], value, at)
-    missing = [name for name in _required(cls) if name not in values]
+    missing = [name for name in _required(known) if name not in values]
     if missing:
         raise ConfigError(f"{path}: {' and '.join(missing)} must be given")
     return cls(**values)
@@ -147,6 +149,12 @@ def check_sha256(digest: str, path: str) -> None:
         raise ConfigError(f"{path}: a key is given by its SHA-256 in 64 lower-case hex digits, never as it is")
 
 
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+@functools.cache
 def _required(cls: type) -> list[str]:
     nothing = dataclasses.MISSING
     fields = dataclasses.fields(typing.cast(Any, cls))
