@@ -48,8 +48,8 @@ def load(path: str | Path | None = None, overrides: Mapping[str, object] | None 
 
 def from_tree(cls: type[T], tree: object, path: str = "") -> T:
     """Build dataclass `cls` from nested mappings."""
-    known: Any = cls
-    hints = _hints(known)
+    kind: Any = cls
+    hints = _hints(kind)
     values = {}
     for key, value in _mapping(tree, path or "the file").items():
         at = f"{path}.{key}" if path else str(key)
@@ -57,9 +57,9 @@ def from_tree(cls: type[T], tree: object, path: str = "") -> T:
             known = ", ".join(sorted(hints))
             raise ConfigError(f"{at}: unknown setting; known here: {known}")
         values[key] = _convert(hints[key], value, at)
-    missing = [name for name in _required(known) if name not in values]
+    missing = [name for name in _required(kind) if name not in values]
     if missing:
-        raise ConfigError(f"{path}: {' and '.join(missing)} must be given")
+        raise ConfigError(f"{path or 'the file'}: {' and '.join(missing)} must be given")
     return cls(**values)
 
 
