@@ -42,9 +42,10 @@ def depth(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def test_an_evicted_session_comes_back_without_a_prefill(depth: int) -> None:
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_an_evicted_session_comes_back_without_a_prefill(depth: int, prefix_cache: bool) -> None:
     """K7: the full pages of what the session had are there again; its text is what it would have been."""
-    driver = crowded(depth=depth)
+    driver = crowded(depth=depth, prefix_cache=prefix_cache)
     context = first_turn(driver, "a")
     crowd_out(driver)
     assert driver.info("a").resident_tokens == 0
@@ -196,6 +197,18 @@ def test_pages_being_copied_out_are_not_given_to_others() -> None:
     assert next_turn(driver).ids == expected([*context, 1, 2, 3], 4)
 
 
+def test_another_session_is_evicted_while_one_is_being_copied() -> None:
+    """K4, K7: giving up the older slot would bring nothing, since its pages are held by the copy."""
+    driver = crowded(pages=20)
+    driver.hold_kv = True
+    first_turn(driver, "a")
+    first_turn(driver, "b")
+    driver.kv.held.rotate()
+    driver.answer_kv()
+    crowd_out(driver, 14)
+    assert (driver.info("a").resident_tokens, driver.info("b").resident_tokens) == (20, 0)
+
+
 def test_close_forgets_the_image() -> None:
     """S9, K7: nothing is kept of a closed session, wherever it was."""
     driver = crowded()
@@ -255,6 +268,21 @@ def test_branches_wake_with_their_own_kv() -> None:
     driver.run()
     assert told.ids == expected([5] * 17 + root.ids + [2] * 9, 4)
     assert told.end.cached_tokens == 20
+
+
+def test_another_root_does_not_wake_with_this_ones_kv() -> None:
+    """S3, K7: the image is of the turn that ran last; a turn of the other root finds nothing in it."""
+    driver = crowded(pages=20)
+    driver.open("a", SessionMode.TREE)
+    one = driver.turn("one", [5] * 17, 4, session_id="a", parent=None)
+    driver.run()
+    driver.turn("two", [6] * 17, 4, session_id="a", parent=None)
+    driver.run()
+    crowd_out(driver, 20)
+    told = driver.turn("next", [2] * 9, 4, session_id="a", parent="one")
+    driver.run()
+    assert told.ids == expected([5] * 17 + one.ids + [2] * 9, 4)
+    assert told.end.cached_tokens == 0
 
 
 def test_a_preempted_turn_may_find_its_sessions_kv_hibernating() -> None:
