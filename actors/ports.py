@@ -72,6 +72,10 @@ class PoolPort(Protocol):
 
     async def members(self) -> list[Member]: ...
 
+    async def wake(self) -> None:
+        """A request waits for any worker to be ready; asked again while it does. Where workers are scaled to zero, one
+        is started. Raises NoWorker when the pool cannot be reached."""
+
     def worker(self, worker_id: str) -> WorkerPort:
         """A port to a worker named by the pool. Cheap. The port raises WorkerGone when the worker is no more."""
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from actors.messages import Drain as CloseDoor
+from actors.messages import Reason
 from actors.ports import WorkerGone
 from cluster.membership import Membership, Worker, WorkerState
 from cluster.reconcile import Action, Adopt, Drain, Kill, Spawn, backoff_s
@@ -73,9 +75,7 @@ class Fleet:
                 self.members.add(worker_id, self._clock())
                 self._watch(worker_id)
             case Drain(worker_id) if self.members.alive(worker_id):
-                logger.info("draining %s", worker_id)
-                self.members.drain(worker_id, self._clock())
-                self._start(worker_id, self._drain(worker_id))
+                self._begin_drain(worker_id)
             case Kill(worker_id):
                 await self.kill(worker_id, "no longer wanted")
 
@@ -101,6 +101,11 @@ class Fleet:
         if worker_id not in self.members and worker_id in await self._runtime.living():
             await self.act(Adopt(worker_id))
         return self.members.alive(worker_id)
+
+    def has_closed(self, worker_id: str) -> bool:
+        """Whether a worker that lives takes nothing in any more that can run elsewhere."""
+        worker = self.members.get(worker_id)
+        return worker is not None and worker.closed
 
     async def kill(self, worker_id: str, cause: str) -> None:
         if self.members.died(worker_id, cause, self._clock()):
@@ -135,6 +140,11 @@ class Fleet:
         self._start(worker_id, self._await_death(worker_id))
         self._start(worker_id, self._beat(worker_id))
 
+    def _begin_drain(self, worker_id: str) -> None:
+        logger.info("draining %s", worker_id)
+        self.members.drain(worker_id, self._clock())
+        self._start(worker_id, self._drain(worker_id))
+
     async def _await_death(self, worker_id: str) -> None:
         self._died(worker_id, await self._runtime.death(worker_id))
 
@@ -152,21 +162,34 @@ class Fleet:
         if self.members.heard(worker_id, stats, self._clock()):
             logger.info("%s is ready", worker_id)
             self.failed_starts, self._retry_at = 0, self._clock()
+            if stats.get("draining", False):
+                self._begin_drain(worker_id)  # A pool before this one began it.
             self._tell()
 
     async def _drain(self, worker_id: str) -> None:
+        """Let it take nothing new, wait for what runs, and end it."""
         give_up_at = self._clock() + self._config.drain_grace_s
         worker = self.members.get(worker_id)
+        while worker is not None and worker.alive and not worker.closed and self._clock() < give_up_at:
+            await self._close_door(worker)
         while worker is not None and worker.alive and self._clock() < give_up_at:
             since = worker.heard_at
             await asyncio.sleep(self._config.heartbeat_s)
             if worker.heard_at > since and not worker.load and not worker.stats.get("live", 0):
                 break
-        await self._end(worker_id, "drained")
+        await self._end(worker_id, "drained", Reason.WORKER_DRAINING)
 
-    async def _end(self, worker_id: str, cause: str) -> None:
+    async def _close_door(self, worker: Worker) -> None:
+        try:
+            await asyncio.wait_for(self._runtime.ask(worker.worker_id, CloseDoor()), self._config.dead_s)
+            worker.closed = True
+        except (WorkerGone, asyncio.TimeoutError) as error:
+            logger.warning("%s cannot be told to drain: %s", worker.worker_id, error)
+            await asyncio.sleep(self._config.heartbeat_s)
+
+    async def _end(self, worker_id: str, cause: str, reason: Reason = Reason.SHUTDOWN) -> None:
         with suppress(WorkerGone, WorkerSilent, asyncio.TimeoutError):
-            await asyncio.wait_for(self._runtime.stop(worker_id), STOP_S)
+            await asyncio.wait_for(self._runtime.stop(worker_id, reason), STOP_S)
             await asyncio.sleep(LAST_EVENTS_S)
         await self.kill(worker_id, cause)
 

@@ -40,13 +40,15 @@ class IllegalMove(AssertionError):
 
 @dataclass(slots=True)
 class Worker:
-    """One worker as the pool sees it. `stats` is its last heartbeat; `cause` says why it is dead."""
+    """One worker as the pool sees it. `stats` is its last heartbeat; `cause` says why it is dead; `closed`: it has
+    answered that it takes nothing in any more that can run elsewhere."""
 
     worker_id: str
     state: WorkerState
     since: float
     heard_at: float
     ever_ready: bool = False
+    closed: bool = False
     stats: Mapping[str, Any] = field(default_factory=dict)
     cause: str = ""
     story: list[str] = field(default_factory=list)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -23,6 +24,7 @@ from cluster.membership import Worker
 from cluster.placement import ending_cost
 from cluster.reconcile import Adopt, reconcile
 from cluster.runtime import Runtime, WorkerSilent
+from cluster.scaling import Scaler
 from cluster.sessions import NO_WORKER_WAIT_S, SessionDesk
 from cluster.store.offload import OffloadedStore
 from cluster.store_watch import StoreWatch
@@ -32,7 +34,9 @@ logger = logging.getLogger("remora.pool")
 
 TICK_S = 0.5
 CENSUS_S = 30.0
-"""How often all living workers are listed, and their sessions counted anew."""
+"""How often all living workers are listed, and their sessions begin to be counted anew."""
+WANTED_S = 5.0
+"""For how long a request at an ingress counts as waiting for a worker; it asks again before."""
 EXPIRE_S = 5.0
 STATS_S = 1.0
 """How long a worker has to answer for /v1/stats; after that its last answer is shown."""
@@ -56,6 +60,12 @@ class Pool:
         self._runtime = runtime
         self._clock = clock
         self._desired = config.workers.count
+        self._scaling = (
+            Scaler(config.autoscale, config.engine.max_running, config.workers.count)
+            if config.autoscale.enabled
+            else None
+        )
+        self._wanted_until = clock()
         self._store = OffloadedStore(store)
         self._watch = StoreWatch(self._store)
         self._fleet = Fleet(runtime, config.cluster, self.pool_id, clock, self._on_death)
@@ -66,6 +76,7 @@ class Pool:
         self._kick = asyncio.Event()
         self._adopted = asyncio.Event()
         self._census_at = self._expire_at = clock()
+        self._to_recount: deque[str] = deque()
         self._loop: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -79,10 +90,13 @@ class Pool:
             raise RuntimeError("the pool's loop has ended")
 
     def set_workers(self, count: int) -> None:
-        """How many workers there should be."""
+        """How many workers there should be; with autoscaling, from where it goes on."""
         if count != self._desired:
             logger.info("%d workers wanted instead of %d", count, self._desired)
         self._desired = count
+        if self._scaling is not None:
+            self._scaling.set(count)
+            self._desired = self._scaling.desired
         self._kick.set()
 
     async def shutdown(self) -> None:
@@ -101,6 +115,11 @@ class Pool:
 
     async def members(self) -> list[Member]:
         return [Member(one.worker_id, one.state.value, one.load) for one in self._fleet.members.all() if one.alive]
+
+    async def wake(self) -> None:
+        """A request waits for a worker, whichever: where there is none, one is started."""
+        self._wanted_until = self._clock() + WANTED_S
+        self._kick.set()
 
     async def open_session(
         self,
@@ -154,6 +173,8 @@ class Pool:
         pool = {
             "id": self.pool_id,
             "desired_workers": self._desired,
+            "autoscale": None if self._scaling is None else self._scaling.last.reason,
+            "parked": self._parked,
             "sessions": len(self._desk.directory),
             "failed_starts": self._fleet.failed_starts,
             "last_failure": self._fleet.last_failure,
@@ -202,7 +223,10 @@ class Pool:
         """One look at the world. What goes wrong is logged and tried again at the next."""
         try:
             await self._fleet.look()
-            await self._act(await self._census())
+            living = await self._census()
+            self._scale(living)
+            await self._act(living)
+            await self._recount()
             await self._expire()
         except StoreError as error:
             logger.error("the pool's loop could not use the store: %s", error)
@@ -216,7 +240,29 @@ class Pool:
             return []
         living = await self._runtime.living()
         self._census_at = now + CENSUS_S
+        if not self._to_recount:
+            self._to_recount.extend(worker_id for worker_id in living if worker_id in self._fleet.members)
         return living
+
+    @property
+    def _parked(self) -> int:
+        """Requests known to wait for a worker: those here, and one for all that wait at ingresses."""
+        return self._desk.parked + (self._clock() < self._wanted_until)
+
+    def _scale(self, living: list[str]) -> None:
+        if self._scaling is None:
+            return
+        if not self._adopted.is_set() and len(living) > self._scaling.desired:
+            self._scaling.set(len(living))  # Those of a pool before this one: no reason yet to end any.
+        self._desired = self._scaling.look(self._fleet.members.all(), self._parked, self._clock())
+
+    async def _recount(self) -> None:
+        """One worker's sessions at a time, so that a large cluster's pool is never busy counting."""
+        while self._to_recount:
+            worker_id = self._to_recount.popleft()
+            if self._fleet.members.alive(worker_id):
+                await self._desk.recount(worker_id)
+                return
 
     async def _act(self, living: list[str]) -> None:
         members, directory = self._fleet.members, self._desk.directory
@@ -229,11 +275,9 @@ class Pool:
         )
         for action in actions:
             await self._fleet.act(action)
+            if isinstance(action, Adopt):
+                await self._desk.recount(action.worker_id)
         self._adopted.set()  # Before, a living worker's session could be taken for an orphan.
-        if living or any(isinstance(action, Adopt) for action in actions):
-            for worker in members.all():
-                if worker.alive:
-                    await self._desk.recount(worker.worker_id)
 
     async def _expire(self) -> None:
         now = self._clock()

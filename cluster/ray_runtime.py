@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
-from actors.messages import CloseSession, GetSession, RollbackSession
+from actors.messages import Reason
 from actors.ports import WorkerGone, WorkerPort
 from actors.records import SessionStore, StoreError
 from actors.wire import decode, encode
@@ -18,7 +18,7 @@ from actors.worker.actor import WORKER_CONCURRENCY_GROUPS, ActorWorkerPort, Work
 from cluster.answers import DOWN, Answer
 from cluster.fleet import WORKER_PREFIX
 from cluster.ray_errors import cause_of
-from cluster.runtime import WorkerSilent
+from cluster.runtime import PoolAsk, WorkerSilent
 from cluster.serve_pool import GoneWorker
 from cluster.store.limits import limits_of
 from cluster.store.open import open_shared
@@ -117,14 +117,14 @@ class RayRuntime:
                 return cause
             await asyncio.sleep(LOST_PAUSE_S)
 
-    async def ask(self, worker_id: str, message: CloseSession | GetSession | RollbackSession) -> object:
+    async def ask(self, worker_id: str, message: PoolAsk) -> object:
         try:
             return decode(await self._call(worker_id, "ask", encode(message))).value
         except WorkerSilent as silent:
             raise WorkerGone(str(silent)) from silent
 
-    async def stop(self, worker_id: str) -> None:
-        await self._call(worker_id, "stop")
+    async def stop(self, worker_id: str, reason: Reason = Reason.SHUTDOWN) -> None:
+        await self._call(worker_id, "stop", reason.value)
 
     async def kill(self, worker_id: str) -> None:
         try:

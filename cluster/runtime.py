@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from actors.messages import CloseSession, GetSession, RollbackSession
+from actors.messages import CloseSession, Drain, GetSession, Reason, RollbackSession
+
+PoolAsk = CloseSession | Drain | GetSession | RollbackSession
 
 
 class WorkerSilent(Exception):
@@ -24,11 +26,11 @@ class Runtime(Protocol):
     async def death(self, worker_id: str) -> str:
         """Wait for the worker's process to end. Returns why it did, for people."""
 
-    async def ask(self, worker_id: str, message: CloseSession | GetSession | RollbackSession) -> object:
+    async def ask(self, worker_id: str, message: PoolAsk) -> object:
         """The value of the worker's reply, however long it takes. Raises WorkerGone."""
 
-    async def stop(self, worker_id: str) -> None:
-        """Have the worker end its requests with reason `shutdown`. Raises WorkerGone."""
+    async def stop(self, worker_id: str, reason: Reason = Reason.SHUTDOWN) -> None:
+        """Have the worker end its requests with this reason. Raises WorkerGone."""
 
     async def kill(self, worker_id: str) -> None:
         """End the worker's process. Nothing happens when it has ended."""

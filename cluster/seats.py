@@ -22,6 +22,8 @@ class Seats:
         self._directory = directory
         self._wait_s = wait_s
         self._coming: Counter[str] = Counter()
+        self.waiting = 0
+        """Callers that wait for a worker to be ready."""
 
     @asynccontextmanager
     async def take(self, max_sessions: int, prefer: str | None = None) -> AsyncIterator[str]:
@@ -55,9 +57,18 @@ class Seats:
                 return chosen
             if ready:
                 raise SessionLimit(f"Every worker has {max_sessions} sessions, which is the limit of each.")
-            left = give_up_at - loop.time()
-            if left <= 0 or not await self._fleet.change(left):
+            if not await self._change(give_up_at - loop.time()):
                 raise NoWorker(self._why_none())
+
+    async def _change(self, left_s: float) -> bool:
+        """Wait for the workers to change. False: the time ran out."""
+        if left_s <= 0:
+            return False
+        self.waiting += 1
+        try:
+            return await self._fleet.change(left_s)
+        finally:
+            self.waiting -= 1
 
     def _count(self, worker_id: str) -> int:
         return self._directory.count(worker_id) + self._coming[worker_id]

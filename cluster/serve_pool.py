@@ -18,6 +18,7 @@ PoolCall = Callable[[str, tuple[Any, ...], dict[str, Any]], Awaitable[Answer]]
 METHODS = frozenset(
     {
         "members",
+        "wake",
         "open_session",
         "place",
         "fork_session",
@@ -84,6 +85,9 @@ class ServePool:
         self._members = members
         self._keep({member.worker_id for member in members})
         return members
+
+    async def wake(self) -> None:
+        unwrap(await self._call("wake", (), {}), NoWorker)
 
     def worker(self, worker_id: str) -> WorkerPort:
         return self._port(worker_id)

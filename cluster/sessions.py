@@ -22,9 +22,10 @@ from actors.ports import NoWorker, Placement, SessionLimit, WorkerGone
 from actors.records import SessionExists, SessionRecord, SessionStore, SessionUnknown, StoreFull
 from cluster.fleet import Fleet
 from cluster.keyed_locks import KeyedLocks
+from cluster.moving import Mover
 from cluster.placement import Directory
 from cluster.runtime import Runtime
-from cluster.seats import UNLIMITED, Seats
+from cluster.seats import Seats
 from cluster.store.offload import OffloadedStore
 from configs import SessionConfig
 
@@ -58,6 +59,7 @@ class SessionDesk:
         self._wall_clock = wall_clock
         self._locks = KeyedLocks()
         self._seats = Seats(fleet, self.directory, wait_s)
+        self._mover = Mover(fleet, runtime, store, self.directory, self._seats)
         self._opening: Counter[str] = Counter()
         self._closing: set[tuple[str, str, int]] = set()
 
@@ -126,14 +128,19 @@ class SessionDesk:
             record = (await self.place(tenant, session_id, avoid=lost)).session
         raise SessionUnknown(session_id)
 
+    @property
+    def parked(self) -> int:
+        """Calls that wait for a worker to be ready."""
+        return self._seats.waiting
+
     async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
-        """The session's owner, or a new one if that is dead. Raises SessionUnknown, NoWorker, StoreError."""
+        """The session's owner, or a new one if that is dead or leaving. Raises SessionUnknown, NoWorker, StoreError."""
         async with self._locks.hold((tenant, session_id)):
             record = await self.get(tenant, session_id)
             if record.owner == avoid and self._fleet.members.alive(avoid):
                 await self._fleet.probe(avoid)
-            while not await self._fleet.knows_alive(record.owner):
-                record = await self._move(record)
+            while not await self._mover.stays(record):
+                record = await self._mover.move(record)
         self.directory.put(record)
         return Placement(record.owner, record)
 
@@ -213,17 +220,6 @@ class SessionDesk:
         except SessionUnknown:
             raise SessionLimit(f"This tenant has {limit} sessions open, which is the limit.") from None
         raise SessionExists(session_id)
-
-    async def _move(self, record: SessionRecord) -> SessionRecord:
-        """Give a dead worker's session to a living one. The limit per worker does not count here: an open session
-        stays reachable."""
-        async with self._seats.take(UNLIMITED) as owner:
-            moved = await self._store.run(
-                lambda store: store.acquire(record.tenant, record.session_id, owner=owner, expected_epoch=record.epoch)
-            )
-            self.directory.put(moved)
-        logger.info("session of %s now owned by %s under epoch %d", record.owner, moved.owner, moved.epoch)
-        return moved
 
     async def _close(self, record: SessionRecord, abort_running: bool) -> SessionClosed:
         """Through its owner, or, if that is dead or does not have it in memory, in the store alone; there the epoch

@@ -187,6 +187,7 @@ class Router:
         loads = {m.worker_id: max(m.load, mine.get(m.worker_id, 0)) for m in others or members}
         worker_id = placement.choose(affinity, loads)
         if worker_id is None:
+            await self.pool.wake()
             raise NoWorker("no worker is ready")
         return Target(worker_id)
 

@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors import process
-from actors.messages import Abort, Event, Reply, Submit
+from actors.messages import Abort, Event, Reason, Reply, Shutdown, Submit
 from actors.ports import WorkerGone
 from actors.records import SessionStore
 from actors.wire import decode, decode_frame, encode
@@ -80,9 +80,10 @@ class WorkerActor:
         await asyncio.Event().wait()
 
     @ray.method(concurrency_group="control")
-    async def stop(self) -> None:
-        """End every request with reason `shutdown`, hand out their events, stop."""
-        await asyncio.get_running_loop().run_in_executor(None, self._shell.stop)
+    async def stop(self, reason: str = Reason.SHUTDOWN.value) -> None:
+        """End every request with this reason, hand out their events, stop."""
+        shutdown = Shutdown(reason=Reason(reason))
+        await asyncio.get_running_loop().run_in_executor(None, self._shell.stop, shutdown)
 
     def _row(self) -> dict[str, object]:
         return {

@@ -23,6 +23,7 @@ from actors.engine.stats import EngineStats
 from actors.messages import (
     Abort,
     CloseSession,
+    Drain,
     Event,
     FlushCache,
     ForkSession,
@@ -43,7 +44,7 @@ from actors.worker.outbox import Outbox
 from actors.worker.store_effects import StoreEffects
 from configs import HibernateConfig, RemoraConfig
 
-Ask = Abort | OpenSession | CloseSession | ForkSession | RollbackSession | GetSession | FlushCache
+Ask = Abort | OpenSession | CloseSession | ForkSession | RollbackSession | GetSession | FlushCache | Drain
 RATE_WINDOW_S = 10.0
 
 
@@ -103,6 +104,8 @@ class WorkerShell:
         self.worker_id = worker_id
         self.runner = runner
         self._clock = clock
+        self._max_running = config.engine.max_running
+        self._draining = False
         self._stopped = False
         self._mailbox = Mailbox()
         self._outbox = Outbox(config.cluster.ingress_lease_s, clock)
@@ -179,6 +182,7 @@ class WorkerShell:
 
     def ask(self, message: Ask) -> Future[object]:
         """A control message; the future holds the reply's value, or WorkerStopped."""
+        self._draining = self._draining or isinstance(message, Drain)
         number, future = self._outbox.new_ask()
         if self._stopped or self.loop_error is not None:
             future.set_exception(WorkerStopped(self.worker_id))
@@ -203,6 +207,8 @@ class WorkerShell:
                 "total": stats.pages.total,
             },
             "page_size": stats.page_size,
+            "max_running": self._max_running,
+            "draining": self._draining,
             "kv_tokens": stats.pages.total * stats.page_size,
             "max_context": info.max_context,
             "waiting": stats.waiting + stats.compiling,

@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from actors.messages import CloseSession, GetSession, RollbackSession
+from actors.messages import Reason, Shutdown
 from actors.ports import WorkerGone
 from actors.records import SessionStore
 from actors.runner.toy import ToyRunner
 from actors.worker.shell import WorkerShell
-from cluster.runtime import WorkerSilent
+from cluster.runtime import PoolAsk, WorkerSilent
 from configs import RemoraConfig
 
 
@@ -66,7 +66,7 @@ class LocalRuntime:
         await worker.ended.wait()
         return worker.cause
 
-    async def ask(self, worker_id: str, message: CloseSession | GetSession | RollbackSession) -> object:
+    async def ask(self, worker_id: str, message: PoolAsk) -> object:
         worker = self._worker(worker_id)
         await self._answer(worker)
         answer = asyncio.ensure_future(asyncio.wrap_future(worker.shell.ask(message)))
@@ -78,11 +78,11 @@ class LocalRuntime:
             raise WorkerGone(worker.cause)
         return answer.result()
 
-    async def stop(self, worker_id: str) -> None:
+    async def stop(self, worker_id: str, reason: Reason = Reason.SHUTDOWN) -> None:
         worker = self._worker(worker_id)
         await self._answer(worker)
         worker.stopped_politely = True
-        await asyncio.to_thread(worker.shell.stop)
+        await asyncio.to_thread(worker.shell.stop, Shutdown(reason=reason))
 
     async def kill(self, worker_id: str) -> None:
         if worker_id in self.workers:

@@ -87,6 +87,9 @@ class LocalPool:
     async def members(self) -> list[Member]:
         return [Member(worker_id, "READY", 0) for worker_id in self._living()]
 
+    async def wake(self) -> None:
+        """There is no more than there is."""
+
     def worker(self, worker_id: str) -> LocalWorker:
         return self.workers[worker_id]
 

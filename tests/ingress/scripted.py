@@ -141,6 +141,7 @@ class ScriptedPool:
         self.workers = {worker.worker_id: worker for worker in workers}
         self.sessions: dict[str, SessionRecord] = {}
         self.places = 0
+        self.wakes = 0
         self.max_sessions: list[int | None] = []
         """The limit that each open and fork came with."""
         self.ready = True
@@ -149,6 +150,9 @@ class ScriptedPool:
 
     async def members(self) -> list[Member]:
         return [Member(w.worker_id, "READY", 0) for w in self.workers.values() if w.alive and self.ready]
+
+    async def wake(self) -> None:
+        self.wakes += 1
 
     def worker(self, worker_id: str) -> ScriptedWorker:
         return self.workers[worker_id]
