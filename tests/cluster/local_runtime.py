@@ -39,6 +39,8 @@ class LocalRuntime:
         self.spawned: list[str] = []
         self.failing_starts: list[str] = []
         """Causes with which the next starts fail."""
+        self.step_s = 0.0
+        """How long a step takes."""
         self.starts = asyncio.Event()
         """Cleared: workers begin to start, and do not get ready."""
         self.starts.set()
@@ -49,7 +51,7 @@ class LocalRuntime:
         self.spawned.append(worker_id)
         if self.failing_starts:
             raise WorkerGone(self.failing_starts.pop(0))
-        runner = ToyRunner(page_size=16, kv_tokens=4096, max_context=2048)
+        runner = ToyRunner(page_size=16, kv_tokens=4096, max_context=2048, step_s=self.step_s)
         shell = WorkerShell(worker_id, self._config, runner, self._store)
         shell.start()
         self.workers[worker_id] = LocalWorker(shell)

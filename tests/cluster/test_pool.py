@@ -127,6 +127,7 @@ async def world(
     sessions: SessionConfig | None = None,
     wait_s: float = 2.0,
     prepare: Callable[[LocalRuntime], None] = lambda runtime: None,
+    change: Callable[[RemoraConfig], RemoraConfig] = lambda config: config,
 ) -> AsyncIterator[World]:
     config = replace(
         RemoraConfig(),
@@ -134,6 +135,7 @@ async def world(
         cluster=CLUSTER,
         sessions=sessions or SessionConfig(),
     )
+    config = change(config)
     store = SqliteStore(folder / "s.sqlite")
     runtime = LocalRuntime(config, store)
     prepare(runtime)
