@@ -20,6 +20,7 @@ from redis.exceptions import (
     ConnectionError,
     NoPermissionError,
     OutOfMemoryError,
+    ReadOnlyError,
     RedisError,
     TimeoutError,
 )
@@ -66,7 +67,7 @@ class RedisLink:
                 settings.url,
                 socket_timeout=settings.timeout_s,
                 socket_connect_timeout=min(CONNECT_S, settings.timeout_s),
-                socket_keepalive=True,
+                **({} if settings.url.startswith("unix:") else {"socket_keepalive": True}),
                 retry=Retry(NoBackoff(), 0),
                 client_name="remora",
             )
@@ -90,9 +91,11 @@ class RedisLink:
         while True:
             try:
                 return work(self._client)
-            except (ConnectionError, TimeoutError) as error:
+            except (ConnectionError, TimeoutError, ReadOnlyError) as error:
                 if isinstance(error, _REFUSED) or not again or time.monotonic() >= give_up_at:
                     raise self.failed(error) from None
+                if isinstance(error, ReadOnlyError):  # A replica, since a failover: its name may lead elsewhere by now.
+                    self._client.connection_pool.disconnect()
             except (RedisError, OSError, ValueError, TypeError, OverflowError) as error:
                 raise self.failed(error) from None
             time.sleep(RETRY_PAUSE_S)

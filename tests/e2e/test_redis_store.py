@@ -30,7 +30,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 def config(redis: RedisServer) -> dict[str, Any]:
     return {
         "workers": {"runner": "toy", "count": 2},
-        "store": {"url": redis.url, "commit_timeout_s": 1.0, "prefix": "e2e"},
+        "store": {"url": redis.url, "commit_timeout_s": 2.0, "prefix": "e2e"},
     }
 
 
