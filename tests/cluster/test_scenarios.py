@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim import verbs
+from tests.sim import session_verbs, verbs
 from tests.sim.script import VERBS, play, read
 
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.txt"))
+VERB_MODULES = {verbs.__name__, session_verbs.__name__}
 REWRITE = os.environ.get("REMORA_REWRITE") == "1"
 
 
@@ -34,4 +35,5 @@ def test_there_are_scenarios() -> None:
 def test_every_verb_says_how_it_is_used() -> None:
     assert len(VERBS) > 15
     for name, handler in VERBS.items():
-        assert (handler.__doc__ or "").startswith(name), f"{verbs.__name__}: {name}"
+        assert handler.__module__ in VERB_MODULES
+        assert (handler.__doc__ or "").startswith(name), f"{handler.__module__}: {name}"

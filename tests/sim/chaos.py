@@ -69,6 +69,7 @@ class Chaos:
             (2, self.freeze),
             (3, self.thaw),
             (1, self.kill),
+            (1, self.drain),
             (3, self.store_fault),
             (2, self.store_pace),
             (3, self.kv_pace),
@@ -239,6 +240,12 @@ class Chaos:
         if self.killed < 3 and alive:
             self.killed += 1
             self.cluster.kill_worker(self.random.choice(alive))
+
+    def drain(self) -> None:
+        ready = [worker.worker_id for worker in self.cluster.pool.members.ready()]
+        if self.killed < 3 and len(ready) > 1:
+            self.killed += 1
+            self.cluster.drain(self.random.choice(ready), self.random.choice((0.1, 3.0)))
 
     def store_fault(self) -> None:
         self.cluster.store.faults.append(self.random.choice(("fail", "ambiguous")))

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from actors.engine.settings import EngineSettings
-from actors.messages import FlushCache, SamplingParams, SessionClosed, SessionMode, Submit
+from actors.messages import FlushCache, Reason, SamplingParams, SessionClosed, SessionMode, Shutdown, Submit
 from actors.records import SessionUnknown
 from actors.runner.toy import ToyRunner
 from configs import ClusterConfig
@@ -21,6 +21,8 @@ from tests.sim.timeline import Timeline
 from tests.sim.worker import Question, SimWorker
 
 LEASES = ClusterConfig(heartbeat_s=0.2, suspect_s=0.5, dead_s=2.0, ingress_lease_s=1.5)
+LAST_EVENTS_S = 0.2
+"""How long a stopped worker is given to let its last events leave."""
 TURN_FIELDS = ("from_head", "parent", "replace", "drop_previous_output", "offset", "on_busy", "create")
 
 
@@ -111,11 +113,26 @@ class SimCluster:
 
     # -- misfortunes -----------------------------------------------------------------------------------------------
 
-    def kill_worker(self, name: str) -> None:
+    def kill_worker(self, name: str, cause: str = "its process ended") -> None:
         self.workers[name].kill()
-        self.pool.worker_died(name)
+        self.pool.worker_died(name, cause)
         for ingress in self.ingresses.values():
             self.timeline.after(DETECT_S, lambda ingress=ingress: ingress.worker_gone(name, "it is gone"))
+
+    def drain(self, name: str, grace_s: float) -> None:
+        """As the pool does it: no new sessions; what runs may end, for so long; then the worker is stopped."""
+        worker, give_up_at = self.workers[name], self.timeline.now + grace_s
+        self.pool.members.drain(name, self.timeline.now)
+        self.log.append(f"pool: draining {name}")
+
+        def look() -> None:
+            if worker.engine.num_live and self.timeline.now < give_up_at:
+                self.timeline.after(LEASES.heartbeat_s, look)
+            elif worker.alive:
+                self.network.send("pool", name, Shutdown(reason=Reason.WORKER_DRAINING))
+                self.timeline.after(LAST_EVENTS_S, lambda: self.kill_worker(name, "drained") if worker.alive else None)
+
+        self.timeline.after(LEASES.heartbeat_s, look)
 
     def add_worker(self) -> None:
         name = f"w{len(self.workers) + 1}"

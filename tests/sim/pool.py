@@ -52,9 +52,9 @@ class SimPool:
             self.members.add(name, timeline.now)
         self._beat()
 
-    def worker_died(self, name: str) -> None:
+    def worker_died(self, name: str, cause: str) -> None:
         """Its death is seen in a moment."""
-        self._timeline.after(DETECT_S, lambda: self._dead(name, "its process ended"))
+        self._timeline.after(DETECT_S, lambda: self._dead(name, cause))
 
     def live_workers(self) -> list[str]:
         return [worker.worker_id for worker in self.members.all() if worker.alive]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from actors.engine.request import RequestState
 from actors.messages import OnBusy, SessionMode
 from actors.records import SessionExists, SessionUnknown
 from tests.sim.audit import reference
@@ -15,11 +16,11 @@ from tests.sim.script import Command, Scenario, verb
 
 @verb
 def cluster(scenario: Scenario, command: Command) -> None:
-    """cluster [workers=2] [ingresses=1] [seed=0] [step_s=0.01] [patience_s=2]
+    """cluster [workers=2] [ingresses=1] [seed=0] [step_s=0.01] [patience_s=2] [hibernate_below=SHARE]
     [any whole-number field of EngineSettings]"""
-    step_s = command.take("step_s", float, 0.01)
+    fractions = {name: command.take(name, float) for name in ("step_s", "hibernate_below") if name in command.options}
     options = {name: int(command.options.pop(name)) for name in list(command.options)}
-    scenario.cluster = SimCluster(step_s=step_s, **options)
+    scenario.cluster = SimCluster(**fractions, **options)
     scenario.sim.run(0.3)
 
 
@@ -37,11 +38,15 @@ def settle(scenario: Scenario, command: Command) -> None:
 
 @verb
 def until(scenario: Scenario, command: Command) -> None:
-    """until CALL tokens=N | until CALL worker=NAME: what a client has seen, or where its call has arrived"""
+    """until CALL tokens=N | until CALL worker=NAME | until CALL waking: what a client has seen, where its call has
+    arrived, or that its session's KV is being read"""
     call = scenario.sim.calls[command.words[0]]
     tokens, worker = command.take("tokens", int), command.take("worker", str)
     for _ in range(100_000):
         there = worker and scenario.sim.workers[worker].engine.core.requests.by_key(call.key) is not None
+        if "waking" in command.words and call.worker:
+            request = scenario.sim.workers[call.worker].engine.core.requests.by_key(call.key)
+            there = request is not None and request.state is RequestState.WAITING_KV
         if there or (tokens is not None and len(call.ids) >= tokens):
             return
         scenario.sim.timeline.step()
@@ -73,7 +78,8 @@ def close(scenario: Scenario, command: Command) -> None:
 
 @verb
 def request(scenario: Scenario, command: Command) -> None:
-    """request CALL prompt=N|like=CALL [max=N] [rid=NAME] [via=i1] [priority=N] [deadline=S] [waiting=S] [running=S]"""
+    """request CALL prompt=N|like=CALL [max=N] [rid=NAME] [via=i1] [priority=N] [deadline=S] [waiting=S] [running=S]
+    [tenant=NAME] [weight=N]"""
     name = command.words[0]
     prompt = command.take("prompt", int, 4)
     like = command.take("like", str)
@@ -85,6 +91,7 @@ def request(scenario: Scenario, command: Command) -> None:
         fields[field_name] = command.take(option, float)
     fields["running_timeout_s"] = command.take("running", float)
     fields["priority"] = command.take("priority", int, 0)
+    fields |= {"tenant": command.take("tenant", str, "t"), "weight": command.take("weight", float, 0.0)}
     fields |= _turn_fields(command)
     scenario.sim.request(name, **sent, **fields)
 
