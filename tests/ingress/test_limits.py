@@ -7,18 +7,21 @@ from typing import Any
 
 import pytest
 
+from actors.ingress.limits import Limiter
 from actors.messages import Event, Reason, Stage, Submit
 from configs import TenantLimits
 from tests.ingress.asgi import Call, Client, eventually, run
 from tests.ingress.harness import Edge, edge
 from tests.ingress.keyed import ACME, ACME_TOO, GLOBEX, Keyed, keys
-from tests.ingress.local import cluster
+from tests.ingress.local import Cluster, cluster
 from tests.ingress.scripted import aborted, nothing, says, stopped, tokens
+
+NOW = 1000.0
 
 
 class Clock:
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.now = NOW
 
     def __call__(self) -> float:
         return self.now
@@ -36,6 +39,11 @@ def acme(at: Edge) -> Keyed:
 
 async def chat(client: Client, **fields: Any) -> Call:
     return await client.chat(**fields).whole()
+
+
+def stand_still(at: Cluster) -> None:
+    """Nothing is refilled while the test runs."""
+    at.ingress.limiter = Limiter(at.ingress.keys.limits, at.ingress.metrics, Clock())
 
 
 def refusals(at: Edge) -> dict[str, int]:
@@ -237,14 +245,16 @@ def test_a_client_that_leaves_pays_for_what_was_made(tmp_path: Path) -> None:
     async def check() -> None:
         tenants = {"acme": TenantLimits(tokens_per_minute=10_000)}
         async with cluster(tmp_path, step_s=0.001, auth=keys(), tenants=tenants) as at:
+            stand_still(at)
             call = Keyed(at.ingress, ACME).chat("hello", stream=True, max_tokens=4000)
             await call.until("delta")
             call.disconnect()
             await call.whole()
             usage = at.ingress.limiter.usage("acme")
             await eventually(lambda: usage.open == 0)
-            cost = 10_000 - usage.tokens.level(at.ingress.clock())
-            assert len("user: hello\nassistant: ") < cost < 2000
+            counted = at.ingress.metrics.tokens
+            told = sum(counted.labels(kind)._value.get() for kind in ("prompt", "completion"))
+            assert 10_000 - usage.tokens.level(NOW) == told > len("user: hello\nassistant: ")
 
     run(check())
 
@@ -255,6 +265,7 @@ def test_a_client_that_stops_reading_pays_too(tmp_path: Path) -> None:
     async def check() -> None:
         tenants = {"acme": TenantLimits(tokens_per_minute=10_000)}
         async with cluster(tmp_path, auth=keys(), tenants=tenants) as at:
+            stand_still(at)
             call = Keyed(at.ingress, ACME).chat("hello", stream=True, max_tokens=50)
             call.stuck = True
             usage = at.ingress.limiter.usage("acme")
@@ -263,6 +274,6 @@ def test_a_client_that_stops_reading_pays_too(tmp_path: Path) -> None:
             call.disconnect()
             await call.whole()
             assert usage.open == 0
-            assert 10_000 - usage.tokens.level(at.ingress.clock()) > 50
+            assert 10_000 - usage.tokens.level(NOW) == len("user: hello\nassistant: ") + 50
 
     run(check())
