@@ -99,10 +99,9 @@ class KVImages:
         return image.pages - before
 
     def truncate(self, session: int, pages: int) -> None:
-        """Leave the first `pages`; counts as use."""
+        """Leave the first `pages`."""
         image = self._images.get(session)
         if image is not None:
-            self._images.move_to_end(session)
             self._cut(image, pages)
             self._forget_if_empty(session)
 
@@ -163,7 +162,7 @@ class KVImages:
     def _write_new(self, session: int, image: _Image, data: bytes) -> int:
         """Put pages that memory has no room for straight into a file. Returns how many."""
         size = min(len(data), self._whole_pages(self._disk_budget - HEADER_BYTES))
-        if size and not self._free_disk(HEADER_BYTES + size, session, session):
+        if size and not self._free_disk(HEADER_BYTES + size, session):
             size = self._whole_pages(self._disk_budget - self.figures.disk_bytes - HEADER_BYTES)
         if size and self._write_at(session, image, len(image.pieces), data[:size], session):
             return size // self._page_bytes
@@ -180,13 +179,13 @@ class KVImages:
         if last is not None and last.pages + pages > self._piece_pages:
             last = None
         joined_bytes = len(data) + (last.pages if last else 0) * self._page_bytes
-        if last is not None and self._free_disk(HEADER_BYTES + joined_bytes, session, user):
+        if last is not None and self._free_disk(HEADER_BYTES + joined_bytes, session):
             before = self._data(session, last)
             if before is None:
                 self._shrink(session, sum(piece.pages for piece in image.pieces[: index - 1]), user)
                 return False
             index, data = index - 1, before + data
-        elif not self._free_disk(HEADER_BYTES + len(data), session, user):
+        elif not self._free_disk(HEADER_BYTES + len(data), session):
             return False
         file = self._written(session, data, user)
         if file is None:
@@ -197,7 +196,7 @@ class KVImages:
             self._discard(piece)
         return True
 
-    def _free_disk(self, size: int, session: int, user: int) -> bool:
+    def _free_disk(self, size: int, session: int) -> bool:
         """Make room for `size` bytes of `session` by forgetting whatever was used before it."""
         if size > self._disk_budget:
             return False
@@ -206,7 +205,7 @@ class KVImages:
                 return True
             if other == session:
                 break
-            if other != user and self._images[other].in_files:
+            if self._images[other].in_files:
                 self._lose(other, 0)
         return self.figures.disk_bytes + size <= self._disk_budget
 
