@@ -38,6 +38,17 @@ class IllegalMove(AssertionError):
     """A worker was moved where it cannot go. The message tells its story."""
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What placement makes of the heartbeat `stats`: how much is left, what each session takes that is coming, and how
+    many sessions the worker knew of."""
+
+    stats: Mapping[str, Any]
+    left: float
+    each: float
+    known: int
+
+
 @dataclass(slots=True)
 class Worker:
     """One worker as the pool sees it. `stats` is its last heartbeat; `cause` says why it is dead; `closed`: it has
@@ -50,6 +61,7 @@ class Worker:
     ever_ready: bool = False
     closed: bool = False
     stats: Mapping[str, Any] = field(default_factory=dict)
+    room: Room | None = None
     cause: str = ""
     story: list[str] = field(default_factory=list)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from actors.records import SessionRecord
-from cluster.membership import Worker
+from cluster.membership import Room, Worker
 
 EXPECTED_TOKENS = 1024
 """KV tokens that a session is taken to need before it has any."""
@@ -105,13 +105,22 @@ def headroom(worker: Worker, owned: int) -> float:
     sessions can be had back, so that it counts little: were it counted in full, a new worker with an empty cache would
     get every new session until it drowned in them.
     """
+    room = worker.room
+    if room is None or room.stats is not worker.stats:
+        room = worker.room = _room(worker)
+    coming = owned - room.known
+    return room.left - coming * room.each if coming > 0 else room.left
+
+
+def _room(worker: Worker) -> Room:
+    """From a heartbeat; kept until the next one, since each new session is weighed against every worker."""
     stats, pages = worker.stats, worker.stats.get("pages", {})
-    page_size = stats.get("page_size", 0)
-    coming = max(0, owned - int(stats.get("sessions", 0)))
+    page_size, kv_tokens = stats.get("page_size", 0), max(1, stats.get("kv_tokens", 0))
+    max_running = stats.get("max_running", MAX_RUNNING)
     requests = max(pages.get("request_owned", 0) * page_size, stats.get("predicted_kv_tokens", 0))
-    needed = requests + coming * EXPECTED_TOKENS + IDLE_WEIGHT * pages.get("session_held", 0) * page_size
-    batch = (worker.load + coming) / stats.get("max_running", MAX_RUNNING)
-    return 2.0 - batch - needed / max(1, stats.get("kv_tokens", 0))
+    needed = requests + IDLE_WEIGHT * pages.get("session_held", 0) * page_size
+    left = 2.0 - worker.load / max_running - needed / kv_tokens
+    return Room(stats, left, 1 / max_running + EXPECTED_TOKENS / kv_tokens, int(stats.get("sessions", 0)))
 
 
 def choose(workers: Iterable[Worker], sessions: Callable[[str], int], max_sessions: int) -> str | None:

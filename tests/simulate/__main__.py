@@ -19,7 +19,7 @@ from tests.simulate.trace import TraceShape, sessions
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`workers`: the most there may be. The trace keeps about six tenths of them busy on average."""
+    """`workers`: the most there may be. The trace keeps about four tenths of them busy on average."""
 
     workers: int
     sessions: int
@@ -28,13 +28,13 @@ class Size:
 
 SIZES = {
     "tiny": Size(4, 600, 600.0),
-    "small": Size(20, 10_000, 1_200.0),
-    "mid": Size(100, 100_000, 2_400.0),
-    "large": Size(1_000, 1_000_000, 2_400.0),
+    "small": Size(20, 10_000, 1_800.0),
+    "mid": Size(100, 100_000, 3_600.0),
+    "large": Size(1_000, 1_000_000, 3_600.0),
 }
 
 
-def policies(size: Size, seed: int) -> list[Callable[[], Policy]]:
+def policies(size: Size, seed: int) -> dict[str, Callable[[], Policy]]:
     autoscale = AutoscaleConfig(
         enabled=True,
         min_workers=max(1, size.workers // 20),
@@ -44,11 +44,11 @@ def policies(size: Size, seed: int) -> list[Callable[[], Policy]]:
         down_delay_s=120.0,
     )
     start = start_of(size)
-    return [
-        lambda: Remora(autoscale, RebalanceConfig(enabled=True), start),
-        lambda: HashAffinity(autoscale, start),
-        lambda: NoAffinity(autoscale, start, seed),
-    ]
+    return {
+        Remora.name: lambda: Remora(autoscale, RebalanceConfig(enabled=True), start),
+        HashAffinity.name: lambda: HashAffinity(autoscale, start),
+        NoAffinity.name: lambda: NoAffinity(autoscale, start, seed),
+    }
 
 
 def start_of(size: Size) -> int:
@@ -89,6 +89,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.simulate", description=__doc__)
     parser.add_argument("--size", choices=list(SIZES), default="mid")
     parser.add_argument("--trace", choices=["poisson", "bursty", "both"], default="both")
+    parser.add_argument("--policy", choices=list(policies(SIZES["tiny"], 0)), action="append", help="default: all")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
     size = SIZES[args.size]
@@ -99,7 +100,9 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\n{name}: {size.sessions:,} sessions in {size.seconds:,.0f} s, at most {size.workers:,} workers")
         began = time.perf_counter()
         rows: list[tuple[str, ...]] = [HEAD]
-        for make in policies(size, args.seed):
+        for policy, make in policies(size, args.seed).items():
+            if args.policy and policy not in args.policy:
+                continue
             rows.append(row(simulate(size, bursty, args.seed, make)))
             print(f"  {rows[-1][0]}: {time.perf_counter() - began:.0f} s so far", flush=True)
         print(shown(rows), flush=True)

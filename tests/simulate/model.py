@@ -40,7 +40,8 @@ class Turn:
 
 
 class SimWorker:
-    """`known`: numbers of the open sessions that have been here. `idle`: tokens of idle sessions' KV by session number, least recently used first."""
+    """`known`: numbers of the open sessions that have been here. `idle`: tokens of idle sessions' KV by session number,
+    least recently used first."""
 
     def __init__(self, name: str, model: WorkerModel, born_at: float) -> None:
         self.name = name

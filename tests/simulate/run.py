@@ -47,12 +47,12 @@ class Outcome:
 
 
 class Session:
-    """`home`: the worker that ran its last turn."""
+    """`home`: the worker that ran its last turn. `trace`: None when all its turns are over."""
 
     __slots__ = ("history", "home", "key", "next_turn", "number", "trace")
 
     def __init__(self, trace: SessionTrace) -> None:
-        self.trace = trace
+        self.trace: SessionTrace | None = trace
         self.number = trace.number
         self.key: SessionKey = ("t", f"session-{trace.number}")
         self.history = 0
@@ -111,9 +111,10 @@ class Simulation:
             self._at(trace.starts_at, BEGIN, Session(trace))
 
     def _turn(self, session: Session) -> None:
-        at = session.next_turn
+        trace, at = session.trace, session.next_turn
+        assert trace is not None
         session.next_turn += 1
-        turn = Turn(session, session.history + session.trace.inputs[at], session.trace.outputs[at], self._now)
+        turn = Turn(session, session.history + trace.inputs[at], trace.outputs[at], self._now)
         self.outcome.turns += 1
         self._send(turn)
 
@@ -158,9 +159,11 @@ class Simulation:
             self._gone(worker)
 
     def _think(self, session: Session) -> None:
-        if session.next_turn < len(session.trace.thinks):
-            self._at(self._now + session.trace.thinks[session.next_turn], TURN, session)
+        trace = session.trace
+        if trace is not None and session.next_turn < len(trace.thinks):
+            self._at(self._now + trace.thinks[session.next_turn], TURN, session)
         else:
+            session.trace = None
             self._open -= 1
             self._at(self._now + IDLE_S, CLOSE, session)
 
