@@ -63,9 +63,11 @@ def weather_for(client: RawClient, config: dict[str, Any], rng: random.Random) -
     return Weather(client, rng, oracle=oracle, shorten=3, longest=400, lateness_s=0.4, settle_s=60.0)
 
 
-async def churn(weather: Weather, pid: int, requests: int, sessions: int) -> tuple[Census, Census, Counter[str]]:
+async def churn(
+    weather: Weather, pid: int, requests: int, sessions: int, warm: int
+) -> tuple[Census, Census, Counter[str]]:
     """Warm up, count, churn, count again. What was held before and after, and what clients heard in between."""
-    await storm(weather, sessions, 0, requests=max(WARM_LEAST, int(requests * WARM_SHARE)))
+    await storm(weather, sessions, 0, requests=warm)
     before = await lapsed(weather, pid)
     warmed = Counter(weather.answers)
     weather.seen.clear()
@@ -117,11 +119,11 @@ def main() -> int:
     seed = random.randrange(10**6) if args.seed is None else args.seed
     runner = "the toy runner" if args.toy else "the default model"
     print(f"{args.requests:,} requests, {args.concurrency} sessions at a time, {runner}, seed {seed}", flush=True)
-    config = configuration(args.toy)
+    config, warm = configuration(args.toy), max(WARM_LEAST, int(args.requests * WARM_SHARE))
     with tempfile.TemporaryDirectory(prefix="churn-") as folder, running(Path(folder), config) as server:
         weather = weather_for(RawClient("127.0.0.1", server.port), config, random.Random(seed))
         start = time.monotonic()
-        before, after, answers = asyncio.run(churn(weather, server.process.pid, args.requests, args.concurrency))
+        before, after, answers = asyncio.run(churn(weather, server.process.pid, args.requests, args.concurrency, warm))
         took_s = time.monotonic() - start
     wrong = differences(before, after, answers) + weather.faults
     print(churn_report.held_table(before, after), end="\n\n")

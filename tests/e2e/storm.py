@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.e2e.raw_http import Answer, CutShort, Leaving, RawClient
 SETTLE_S = 10.0
 FIRST_LOOK_S = 0.03
 LAST_LOOK_S = 0.3
+MAX_LATE = 2
 CHAT = "POST", "/v1/chat/completions"
 EXPECTED_REASONS = {
     "session_busy", "queue_full", "session_unknown", "session_closing", "deadline", "waiting_timeout",
@@ -126,6 +128,9 @@ class Driver:
         self.mode = "tree"
         self.unheard: list[Turn] = []
         """Turns sent since the head was certain."""
+        self.late: list[Turn] = []
+        """Turns whose client left, of which nothing was to be seen afterwards: on a machine that is busy with other
+        things, one may be read, run and stored only after we looked."""
 
     # -- plumbing --------------------------------------------------------------------------------------------------
 
@@ -194,19 +199,17 @@ class Driver:
         answer = await self.weather.client.call("POST", "/v1/sessions", {"id": self.name, "mode": mode})
         if answer.status != 200:
             self.fault(f"could not be opened: {answer.status} {answer.body[:300]!r}")
-        self.heads, self.nodes, self.worker, self.undisturbed = [[]], {}, None, False
+        self.heads, self.nodes, self.worker, self.undisturbed, self.late = [[]], {}, None, False, []
 
     # -- judging ---------------------------------------------------------------------------------------------------
 
     def judge(self, turn: Turn, bases: list[list[int]]) -> list[list[int]]:
         """Compare a whole answer with what may have come before it. Returns the contexts that it may have led to."""
-        usage, text = usage_of(turn.answer), text_of(turn.answer)
-        fits = []
-        for base in bases:
-            prompt = turn.prompt(base)
-            fitting = len(prompt) == usage["prompt_tokens"]
-            if fitting and turn.oracle.agrees(prompt, text, usage["completion_tokens"]):
-                fits.append(base)
+        usage = usage_of(turn.answer)
+        fits = self._fitting(turn, bases)
+        if not fits and self.late:
+            fits = self._fitting(turn, [base for base, _ in _chains(bases, self.late)])
+            self._note_late(fits)
         if not fits:
             lengths = sorted({len(turn.prompt(base)) for base in bases})
             self.fault(f"{turn.rid}: text or P {usage['prompt_tokens']} fits none of the histories (P {lengths})")
@@ -214,6 +217,20 @@ class Driver:
         if usage["completion_tokens"] != turn.max_tokens:
             self.fault(f"{turn.rid}: {usage['completion_tokens']} tokens, not {turn.max_tokens}")
         return [turn.context(base) for base in fits]
+
+    def _fitting(self, turn: Turn, bases: list[list[int]]) -> list[list[int]]:
+        usage, text = usage_of(turn.answer), text_of(turn.answer)
+        prompts = [(base, turn.prompt(base)) for base in bases]
+        return [
+            base
+            for base, prompt in prompts
+            if len(prompt) == usage["prompt_tokens"] and turn.oracle.agrees(prompt, text, usage["completion_tokens"])
+        ]
+
+    def _note_late(self, fits: Sequence[object]) -> None:
+        if fits:
+            self.weather.seen["left turns that came late"] += 1
+            self.late, self.undisturbed = [], False
 
     async def resolve(self, turns: list[Turn]) -> None:
         """After turns from the head, some of which may have run unheard: in which order, and which, we learn from
@@ -231,17 +248,27 @@ class Driver:
             if outcome_of(turn.answer) == "length":
                 before = [base for base, _ in possible]
                 self.judge(turn, before)
-        fits = [context for context, rid in possible if rid in (None, info["head"]) and len(context) == info["tokens"]]
+        fits = _as_told(possible, info)
+        if not fits and self.late:
+            fits = _as_told(_chains(self.heads, [*turns, *self.late]), info)
+            self._note_late(fits)
         heard = [turn.rid for turn in turns if outcome_of(turn.answer) == "length"]
         if not fits:
             self.fault(f"{info['tokens']} tokens at {info['head']!r} fit no order of {[turn.rid for turn in turns]}")
             fits = self.heads
-        if heard and info["head"] not in {turn.rid for turn in turns}:
+        if heard and info["head"] not in {turn.rid for turn in (*turns, *self.late)}:
             self.fault(f"{heard} were told as done; the head is {info['head']!r}")
+        gone = [turn for turn in turns if outcome_of(turn.answer) == "left" and turn.rid != info["head"]]
+        self.late = [*self.late, *gone][-MAX_LATE:]
         self.heads = unique(fits)
         self.unheard = []
         if len(self.heads) == 1 and info["head"]:
             self.nodes[info["head"]] = self.heads[0]
+
+
+def _as_told(possible: list[tuple[list[int], str | None]], info: dict[str, Any]) -> list[list[int]]:
+    """Those of the contexts that the session's head may be."""
+    return [context for context, rid in possible if rid in (None, info["head"]) and len(context) == info["tokens"]]
 
 
 def _chains(heads: list[list[int]], turns: list[Turn]) -> list[tuple[list[int], str | None]]:
