@@ -164,6 +164,9 @@ class Submit:
     (a reply cut by `max_tokens` has no end-of-turn token).
     `digest` identifies the body for replay and duplicate checks (rule T2).
     Timeouts are None for "server default", and 0 for "off" where the server allows it.
+    `join`: should a request of this name and body be running, be told what it does (rule T2) instead of being refused.
+    `resumed_ids`: output that the client has already, from a worker that was lost; generation goes on behind it, and
+    events count from there (rule T4).
     `weight`: the tenant's share of the worker beside other tenants that have one; 0 = first come, first served.
     """
 
@@ -186,6 +189,8 @@ class Submit:
     idempotent: bool = False
     grammar: Grammar | None = None
     weight: float = 0.0
+    join: bool = False
+    resumed_ids: TokenIds = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

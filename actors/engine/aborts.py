@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from actors.engine.core import Core
 from actors.engine.endings import Endings
+from actors.engine.following import Following
 from actors.engine.request import Request, Verdict
 from actors.messages import Abort, AbortHit, AbortReport, Reason
 
 
 class Aborts:
-    def __init__(self, core: Core, endings: Endings) -> None:
+    def __init__(self, core: Core, endings: Endings, following: Following) -> None:
         self._core = core
         self._endings = endings
+        self._following = following
 
     def abort(self, abort: Abort, now: float) -> AbortReport:
         """End what the selectors name, remember what is not known yet, and say what was hit where."""
         verdict = Verdict.abort(abort.reason, "aborted")
-        hits = [self._end(request, verdict, now) for request in self._selected(abort) if request.can_be_aborted]
+        hits = self._leave(abort.keys, verdict, now)
+        left = {hit.key for hit in hits}
+        rest = replace(abort, keys=tuple(key for key in abort.keys if key not in left))
+        hits += [self._end(request, verdict, now) for request in self._selected(rest) if request.can_be_aborted]
         already, unknown = self._missed(abort, {hit.rid for hit in hits}, now)
         return AbortReport(hit=tuple(hits), already_ended=tuple(already), unknown=tuple(unknown))
 
     def abort_ingress(self, ingress: str, now: float) -> None:
         """Everything a dead ingress asked for."""
+        live = self._core.requests.live()
+        followers = [f.key for request in live for f in request.followers if f.ingress == ingress]
+        first = [request.submit.key for request in live if request.submit.ingress == ingress]
+        gone = Verdict.abort(Reason.CLIENT_DISCONNECT)
+        self._leave([*followers, *first], gone, now)
         self._end_all(
             [r for r in self._core.requests.live() if r.submit.ingress == ingress], Reason.CLIENT_DISCONNECT, now
         )
+
+    def _leave(self, keys: Iterable[str], verdict: Verdict, now: float) -> list[AbortHit]:
+        """Attempts that are named while others listen to the same request: only they end."""
+        hits = [self._following.leave(key, verdict, now) for key in keys]
+        return [hit for hit in hits if hit is not None]
 
     def abort_everything(self, reason: Reason, now: float) -> None:
         self._end_all(self._core.requests.live(), reason, now)

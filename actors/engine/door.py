@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from actors.engine.clocks import Clock
 from actors.engine.core import Core
-from actors.engine.effects import CompileGrammar, GrammarReady
 from actors.engine.endings import Endings
-from actors.engine.kv.keys import PrefixKeys, namespace_root
+from actors.engine.entry import Entry
+from actors.engine.following import Following
 from actors.engine.ownership import session_of
-from actors.engine.request import Request, RequestState, Verdict
+from actors.engine.request import Request, Verdict
 from actors.engine.sessions import Session, SessionState
 from actors.engine.settings import bounded
 from actors.engine.sizes import fit
-from actors.engine.stop_strings import StopStrings
 from actors.engine.turns import Place, Turn, assemble, common_prefix, find_place
-from actors.messages import OnBusy, Outcome, Reason, Submit, TokenIds, TurnOf
+from actors.messages import OnBusy, Reason, Submit, TokenIds, TurnOf
 
 
 class Door:
     """Takes `Submit`: checks it, finds its session, grants the lease, and puts it in the waiting queue."""
 
-    def __init__(self, core: Core, endings: Endings) -> None:
+    def __init__(self, core: Core, endings: Endings, following: Following, entry: Entry) -> None:
         self._core = core
         self._endings = endings
+        self._following = following
+        self._entry = entry
         self._next_uid = 1
         self.closed_for: Reason | None = None
         """Set at shutdown: every new request is refused with this reason."""
@@ -32,6 +33,10 @@ class Door:
     def submit(self, submit: Submit, now: float) -> None:
         if self._core.requests.by_key(submit.key) is not None or self._core.ended.has(submit.key, now):
             return  # The network delivered this attempt twice; it has, or will have, its one answer.
+        leader = self._following.leader(submit, now)
+        if leader is not None:
+            self._following.join(leader, submit, now)
+            return
         request = Request(self._next_uid, submit, now)
         self._next_uid += 1
         self._core.totals.received += 1
@@ -42,7 +47,7 @@ class Door:
             return
         self._start_clocks(request, now)
         if submit.turn is None:
-            self._enter(request, list(submit.input_ids), None, now)
+            self._entry.enter(request, list(submit.input_ids), None, now)
         else:
             self._to_session(request, submit.turn, now)
 
@@ -83,9 +88,9 @@ class Door:
         by_key = core.tombstones.take(submit.key, now)
         if core.tombstones.take(request.rid_key, now) or by_key:
             return Verdict.abort(Reason.CLIENT_ABORT, "aborted before it arrived")
-        if core.requests.namesake(request) is not None:
-            text = f"a request named {submit.rid!r} is running; wait for its end or abort it"
-            return Verdict.abort(Reason.SESSION_BUSY, text, param="rid")
+        first = core.requests.named(submit.tenant, submit.rid, request.session_key)[0]
+        if first is not request:
+            return _taken(submit, first.submit)
         waiting = core.requests.num_waiting + core.requests.num_compiling + core.requests.num_waking
         if waiting >= core.settings.max_waiting:
             text = f"{waiting} requests are waiting; the limit is {core.settings.max_waiting}"
@@ -226,7 +231,7 @@ class Door:
         lease = self._core.sessions.grant(session, request, now)
         common = self._common_with_slot(session, place, keep, prompt)
         request.turn = Turn(session, lease.turn, place.parent, keep, input_ids, place.dropped, common)
-        self._enter(request, prompt, session.capacity_tokens, now)
+        self._entry.enter(request, prompt, session.capacity_tokens, now)
 
     def _restored(
         self, request: Request, turn: TurnOf, session: Session, place: Place | Verdict
@@ -257,47 +262,10 @@ class Door:
             return keep
         return common_prefix(session.history.context(slot_rid), prompt)
 
-    # -- the queue -------------------------------------------------------------------------------------------------
 
-    def _enter(self, request: Request, prompt: list[int], capacity: int | None, now: float) -> None:
-        settings, submit = self._core.settings, request.submit
-        request.tokens = prompt
-        request.prompt_len = len(prompt)
-        size = fit(len(prompt), submit.sampling.max_tokens, capacity, settings)
-        if isinstance(size, Verdict):
-            self._endings.refuse(request, size, now)
-            return
-        request.max_tokens = size
-        if size == 0:
-            self._endings.decide(request, Verdict(Outcome.LENGTH), now)
-            return
-        root = namespace_root(submit.tenant, submit.cache_salt, shared=settings.share_prefix_across_tenants)
-        request.keys = PrefixKeys(root, request.tokens, settings.page_size)
-        if submit.sampling.stop:
-            request.stops = StopStrings(submit.sampling.stop)
-        if submit.grammar is not None:
-            request.move(RequestState.WAITING_GRAMMAR, submit.grammar.kind.value, now)
-            self._core.requests.compiling(request)
-            request.grammar_asked = True
-            self._core.out.append(CompileGrammar(uid=request.uid, grammar=submit.grammar))
-            return
-        self._enqueue(request, "accepted", now)
-
-    def compiled(self, result: GrammarReady, now: float) -> None:
-        """A grammar is ready, or never will be. The request may be over already."""
-        request = self._core.requests.by_uid(result.uid)
-        if request is None or request.state is not RequestState.WAITING_GRAMMAR:
-            return
-        if result.timed_out:
-            text = result.error or "the grammar could not be compiled in time"
-            self._endings.decide(request, Verdict.abort(Reason.GRAMMAR_TIMEOUT, text, param="grammar"), now)
-        elif result.error:
-            self._endings.decide(request, Verdict.abort(Reason.GRAMMAR_INVALID, result.error, param="grammar"), now)
-        else:
-            self._core.requests.compiled(request)
-            self._enqueue(request, "grammar compiled", now)
-
-    def _enqueue(self, request: Request, cause: str, now: float) -> None:
-        self._core.fairness.place(request, self._core.forecast.total_tokens(request))
-        request.move(RequestState.WAITING, cause, now)
-        self._core.requests.enqueue(request)
+def _taken(submit: Submit, first: Submit) -> Verdict:
+    if submit.digest != first.digest:
+        text = f"a request named {submit.rid!r} is running, with another body"
+        return Verdict.abort(Reason.INVALID, text, param="idempotency_key")
+    text = f"a request named {submit.rid!r} is running; join it, wait for its end, or abort it"
+    return Verdict.abort(Reason.SESSION_BUSY, text, param="rid")

@@ -6,6 +6,8 @@ decide ──turn that stopped──▶ COMMITTING ──stored──▶ finish 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from actors.engine.clocks import Clock
 from actors.engine.core import Core, forget_image
 from actors.engine.effects import ReleaseGrammar, StoreTurn, TurnStored
@@ -77,8 +79,10 @@ class Endings:
         request.prompt_len = len(context) - len(record.output_ids)
         request.cached_tokens = record.cached_tokens
         submit = request.submit
-        if record.output_ids:
-            self._core.out.append(Tokens(ingress=submit.ingress, key=submit.key, index=0, ids=record.output_ids))
+        told = len(submit.resumed_ids)  # A part of this very result, if the worker died between storing and telling.
+        if record.output_ids[told:]:
+            rest = record.output_ids[told:]
+            self._core.out.append(Tokens(ingress=submit.ingress, key=submit.key, index=told, ids=rest))
         verdict = Verdict(record.outcome, matched=record.matched)
         self._finish(request, verdict, Stage.ROUTING, now, replay_of=record.number)
 
@@ -125,12 +129,13 @@ class Endings:
         if request.parked_in is not None:
             request.parked_in.queue.remove(request)
             request.parked_in = None
-        core.out.append(self._terminal(request, verdict, stage, redirect, replay_of))
+        end = terminal(request, verdict, stage, redirect=redirect, replay_of=replay_of)
+        tell_end(core, end, stage, now)
+        for follower in request.followers:
+            tell_end(core, replace(end, key=follower.key, ingress=follower.ingress), stage, now)
         core.requests.answered(request)
-        core.ended.add(request.submit.key, now)
         core.ended.add(request.rid_key, now)
         reason = verdict.reason.value if verdict.reason else ""
-        core.totals.ends[(verdict.outcome.value, reason, stage.value)] += 1
         core.forecast.learn(request, verdict.outcome)
         if request.turn is not None:
             self._end_lease(request, now)
@@ -161,25 +166,37 @@ class Endings:
         if self._core.kv.has_table(request.uid):
             self._core.kv.release(request.uid)
 
-    def _terminal(self, request: Request, verdict: Verdict, stage: Stage, redirect: bool, replay_of: int) -> Finished:
-        aborted = verdict.outcome is Outcome.ABORT
-        committed = request.turn.number if request.turn and not aborted else 0
-        return Finished(
-            ingress=request.submit.ingress,
-            key=request.submit.key,
-            outcome=verdict.outcome,
-            reason=verdict.reason,
-            stage=stage if aborted else None,
-            message=verdict.message,
-            matched=verdict.matched,
-            prompt_tokens=request.prompt_len,
-            completion_tokens=request.num_output,
-            cached_tokens=request.cached_tokens or 0,
-            turn=replay_of or committed,
-            replayed=bool(replay_of),
-            redirect=redirect,
-            param=verdict.param,
-        )
+
+def tell_end(core: Core, end: Finished, stage: Stage, now: float) -> None:
+    """The one terminal event of one attempt (rule E1): counted (rule E6), and remembered in case it comes again."""
+    core.out.append(end)
+    core.ended.add(end.key, now)
+    reason = end.reason.value if end.reason else ""
+    core.totals.ends[(end.outcome.value, reason, stage.value)] += 1
+
+
+def terminal(
+    request: Request, verdict: Verdict, stage: Stage, *, redirect: bool = False, replay_of: int = 0
+) -> Finished:
+    """What is told of a request's end. `replay_of`: number of the stored turn that this is the answer of."""
+    aborted = verdict.outcome is Outcome.ABORT
+    committed = request.turn.number if request.turn and not aborted else 0
+    return Finished(
+        ingress=request.submit.ingress,
+        key=request.submit.key,
+        outcome=verdict.outcome,
+        reason=verdict.reason,
+        stage=stage if aborted else None,
+        message=verdict.message,
+        matched=verdict.matched,
+        prompt_tokens=request.prompt_len,
+        completion_tokens=request.num_output,
+        cached_tokens=request.cached_tokens or 0,
+        turn=replay_of or committed,
+        replayed=bool(replay_of),
+        redirect=redirect,
+        param=verdict.param,
+    )
 
 
 def over_its_cap(status: CommitStatus) -> Verdict:

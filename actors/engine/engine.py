@@ -31,6 +31,8 @@ from actors.engine.effects import (
     TurnStored,
 )
 from actors.engine.endings import Endings
+from actors.engine.entry import Entry
+from actors.engine.following import Following
 from actors.engine.hibernation import Hibernation
 from actors.engine.plan import PlanItem, StepPlan, StepResult
 from actors.engine.planner import Planner
@@ -66,8 +68,10 @@ class Engine:
         self.core = new_core(settings)
         self.uncommitted: deque[StepPlan] = deque()
         self._endings = Endings(self.core)
-        self._door = Door(self.core, self._endings)
-        self._aborts = Aborts(self.core, self._endings)
+        following = Following(self.core)
+        self._entry = Entry(self.core, self._endings)
+        self._door = Door(self.core, self._endings, following, self._entry)
+        self._aborts = Aborts(self.core, self._endings, following)
         self._closing = Closing(self.core, self._endings)
         self._branching = Branching(self.core, self._endings)
         self._hibernation = Hibernation(self.core)
@@ -94,7 +98,7 @@ class Engine:
                 if session is not None:
                     self._door.loaded(session, now)
             case GrammarReady():
-                self._door.compiled(message, now)
+                self._entry.compiled(message, now)
             case KVSaved():
                 self._hibernation.saved(message)
             case KVLoaded():
@@ -216,6 +220,8 @@ class Engine:
         self.core.totals.output_tokens += 1
         submit = request.submit
         self.core.out.append(Tokens(ingress=submit.ingress, key=submit.key, index=index, ids=(token,)))
+        for follower in request.followers:
+            self.core.out.append(Tokens(ingress=follower.ingress, key=follower.key, index=index, ids=(token,)))
         if request.state is RequestState.PREFILL:
             request.move(RequestState.DECODE, "prompt computed", now)
         verdict = judge(request, token, self.settings)

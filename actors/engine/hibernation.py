@@ -152,7 +152,9 @@ class Hibernation:
         kv.transfers.end(uid)
         waiter = self._core.requests.by_uid(load.waiter)
         if waiter is not None and waiter.state is RequestState.WAITING_KV:
-            self._go_on(waiter, whole * kv.page_size, now)
+            # It may have joined the read of a turn that continued from elsewhere.
+            most = min(whole, (len(waiter.tokens) - 1) // kv.page_size)
+            self._go_on(waiter, waiter.keys.in_common(load.keys, most) * kv.page_size, now)
         self._may_close(uid)
 
     def _go_on(self, request: Request, num_tokens: int, now: float) -> None:

@@ -94,7 +94,8 @@ def _check_requests(engine: Engine) -> None:
     _ensure(compiling_now == requests.num_compiling, "a request is over and still counts as compiling")
     waking_now = sum(request.state is RequestState.WAITING_KV for request in requests.all())
     _ensure(waking_now == requests.num_waking, "a request is over and still counts as waking")
-    live = sum(request.is_live for request in requests.all())
+    live = sum(1 + len(request.followers) for request in requests.all() if request.is_live)
+    _ensure(requests.num_live == live, f"{requests.num_live} attempts are named live, {live} are")
     ended = sum(engine.core.totals.ends.values())
     _ensure(engine.core.totals.received == ended + live, "requests received are not those ended plus those live")
 

@@ -137,7 +137,7 @@ class Planner:
     def _start(self, request: Request, covered: int, now: float) -> None:
         request.computed = request.planned = covered
         if request.cached_tokens is None:
-            request.cached_tokens = covered
+            request.cached_tokens = min(covered, request.prompt_len)  # A resumed request may find output, too.
             self._core.totals.cached_tokens += covered
             self._core.totals.prompt_tokens += request.prompt_len
         self._core.fairness.started(request)

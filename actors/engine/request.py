@@ -87,6 +87,14 @@ class Verdict:
         return cls(Outcome.ABORT, reason, message, param=param)
 
 
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """Another attempt of the same request that is told all that the first is (rule T2)."""
+
+    ingress: str
+    key: str
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One attempt, from `Submit` to its terminal event.
@@ -126,6 +134,7 @@ class Request:
     stops: StopStrings | None = None
     grammar_asked: bool = False
     """The shell was asked to compile its grammar, and has to be told when the request is over."""
+    followers: list[Follower] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
 
     @property

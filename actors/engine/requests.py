@@ -41,21 +41,34 @@ class RequestTable:
         """A rid names a turn within its session, or a stateless request: several may have the same (rule T2)."""
         return list(self._by_rid.get((tenant, rid), ()))
 
-    def namesake(self, request: Request) -> Request | None:
-        """The live request that had this one's name in the same session, or among the stateless ones, before it."""
-        same = (other for other in self._by_rid[request.rid_key] if other.session_key == request.session_key)
-        first = next(same)
-        return None if first is request else first
+    def named(self, tenant: str, rid: str, session: str | None) -> list[Request]:
+        """Live requests of that name in one session, or among the stateless ones, oldest first: one, and perhaps
+        another that is about to be refused."""
+        return [other for other in self._by_rid.get((tenant, rid), ()) if other.session_key == session]
 
     @property
     def num_live(self) -> int:
+        """Attempts whose end is still to come."""
         return len(self._by_key)
 
     def live(self) -> list[Request]:
-        return list(self._by_key.values())
+        return [request for key, request in self._by_key.items() if request.submit.key == key]
 
     def all(self) -> list[Request]:
         return list(self._by_uid.values())
+
+    # -- followers -------------------------------------------------------------------------------------------------
+
+    def follow(self, key: str, leader: Request) -> None:
+        """Another attempt is told what this request does."""
+        self._by_key[key] = leader
+
+    def unfollow(self, key: str) -> None:
+        del self._by_key[key]
+
+    def promote(self, request: Request, former: str) -> None:
+        """A follower has become the one whose request it is; `former` goes."""
+        del self._by_key[former]
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
@@ -133,8 +146,9 @@ class RequestTable:
 
     def answered(self, request: Request) -> None:
         """Its terminal event is out: its names can be used again."""
-        if self._by_key.get(request.submit.key) is request:
-            del self._by_key[request.submit.key]
+        for key in (request.submit.key, *(follower.key for follower in request.followers)):
+            if self._by_key.get(key) is request:
+                del self._by_key[key]
         named = self._by_rid[request.rid_key]
         named.remove(request)
         if not named:

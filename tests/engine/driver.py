@@ -160,7 +160,7 @@ class Driver:
         fields.setdefault("rid", key)
         fields.setdefault("tenant", "t")
         fields.setdefault("ingress", "i")
-        self.told[key] = Told()
+        self.told[key] = Told(ids=list(fields.get("resumed_ids", ())))
         self.sent[key] = Submit(key=key, input_ids=tuple(prompt), sampling=sampling, **fields)
         self.handle(self.sent[key])
         return self.told[key]

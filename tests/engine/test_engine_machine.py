@@ -7,9 +7,10 @@ turn's text equals that of its plain prompt on a fresh engine, and history equal
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -18,6 +19,7 @@ from actors.engine.plan import NUM_RESERVED_PAGES
 from actors.messages import CloseSession, Grammar, GrammarKind, OnBusy, Outcome, Reason, SessionMode
 from tests.engine.driver import Driver, Told, expected, expected_under
 
+pytestmark = pytest.mark.timeout(900)
 EXAMPLES = int(os.environ.get("REMORA_MACHINE_EXAMPLES", "60"))
 STEPS = int(os.environ.get("REMORA_MACHINE_STEPS", "60"))
 NAMES = ("s0", "s1", "s2")
@@ -45,6 +47,9 @@ class ModelSession:
 
 
 class EngineMachine(RuleBasedStateMachine):
+    driver_class = Driver
+    """A soak run counts with its own."""
+
     @initialize(
         depth=st.sampled_from([0, 1]),
         page_size=st.sampled_from([1, 4, 16, 64]),
@@ -53,9 +58,10 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
         hibernate_below=st.sampled_from([0.0, 0.5, 1.0]),
         forecast=st.booleans(),
+        max_context=st.sampled_from([512, 3000]),
     )
     def begin(self, page_size: int, pages: int, chunk: int, **settings: Any) -> None:
-        self.driver = Driver(
+        self.driver = self.driver_class(
             page_size=page_size,
             kv_tokens=pages * page_size,
             max_step_tokens=chunk,
@@ -68,6 +74,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.turns: dict[str, tuple[str, dict]] = {}
         self.plain: dict[str, list[int]] = {}
         self.constrained: dict[str, tuple[Grammar, list[int]]] = {}
+        self.joined: dict[str, str] = {}
         self.judged: set[str] = set()
         self.count = 0
         self.open("s0", False, None)
@@ -117,7 +124,7 @@ class EngineMachine(RuleBasedStateMachine):
         prompt=st.lists(st.integers(0, 255), max_size=6),
         num=st.integers(0, 8),
         on_busy=st.sampled_from(list(OnBusy)),
-        replace=st.booleans(),
+        replacing=st.booleans(),
         offset=st.sampled_from([None, None, None, 2, -1]),
         drop=st.booleans(),
     )
@@ -128,7 +135,7 @@ class EngineMachine(RuleBasedStateMachine):
         prompt: list[int],
         num: int,
         on_busy: OnBusy,
-        replace: bool,
+        replacing: bool,
         offset: int | None,
         drop: bool,
     ) -> None:
@@ -139,7 +146,7 @@ class EngineMachine(RuleBasedStateMachine):
         if session.mode is SessionMode.TREE:
             live = [rid for rid, (of, _) in self.turns.items() if of == name]
             parent = data.draw(st.sampled_from(["head", None, *live[-5:]]))
-            fields |= {"replace": replace, "offset": offset, "drop_previous_output": drop}
+            fields |= {"replace": replacing, "offset": offset, "drop_previous_output": drop}
             if parent != "head":
                 fields["parent"] = parent
         key = self._key("t")
@@ -206,6 +213,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), length=st.integers(4, 40), steps=st.integers(0, 3))
     def come_back(self, name: str, length: int, steps: int) -> None:
         """A session that was crowded out goes on; what becomes of its turn is left to the rules that follow."""
+        self.calm()
+        self.open(name, False, None)
         self.talk(name=name, length=length)
         self.crowd(share=0.9, token=self.count % 256)
         if ("t", name) in self.driver.store:
@@ -214,6 +223,29 @@ class EngineMachine(RuleBasedStateMachine):
             self.driver.turn(key, [1], 6, session_id=name, waiting_timeout_s=0.3)
             for _ in range(steps):
                 self.driver.step()
+
+    @rule(name=st.sampled_from(NAMES), length=st.integers(16, 40), steps=st.integers(0, 3))
+    def come_back_slowly(self, name: str, length: int, steps: int) -> None:
+        """Its KV is still being read when the next rule comes."""
+        self.calm()
+        self.open(name, False, None)
+        self.talk(name=name, length=length)
+        self.crowd(share=0.9, token=self.count % 256)
+        self.driver.hold_kv = True
+        if ("t", name) in self.driver.store:
+            key = self._key("t")
+            self.turns[key] = (name, {"prompt": [1], "num": 6})
+            self.driver.turn(key, [1], 6, session_id=name)
+            for _ in range(steps):
+                self.driver.step()
+
+    @rule()
+    def calm(self) -> None:
+        """Whatever was held back comes, whatever runs ends, and nothing is in the way of copies."""
+        self.driver.kv.room, self.driver.kv.harmed = 10**9, set()
+        self.driver.hold_store = self.driver.hold_grammars = self.driver.hold_kv = False
+        self._answer_all()
+        self.driver.run(5000)
 
     @rule()
     def launch_only(self) -> None:
@@ -237,6 +269,24 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(number=st.integers(1, 3))
     def abort_before_submit(self, number: int) -> None:
         self.driver.abort(keys=(f"t{self.count + number}",))
+
+    @rule(data=st.data())
+    def join(self, data: st.DataObject) -> None:
+        """Somebody sends a running request again, and wants to hear it, too."""
+        live = [key for key, told in self.driver.told.items() if told.end is None and key not in self.joined]
+        if live:
+            leader, key = data.draw(st.sampled_from(live)), self._key("j")
+            self.joined[key] = leader
+            self.driver.told[key] = Told()
+            self.driver.sent[key] = replace(self.driver.sent[leader], key=key, join=True)
+            self.driver.handle(self.driver.sent[key])
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """A client closes its socket: only this attempt is meant, not who else listens."""
+        keys = [key for key, told in self.driver.told.items() if told.end is None]
+        if keys:
+            self.driver.abort(keys=(data.draw(st.sampled_from(keys)),), reason=Reason.CLIENT_DISCONNECT)
 
     @rule(data=st.data())
     def deliver_again(self, data: st.DataObject) -> None:
@@ -306,7 +356,11 @@ class EngineMachine(RuleBasedStateMachine):
             if told.end is None or key in self.judged:
                 continue
             self.judged.add(key)
-            if key in self.plain:
+            if key in self.joined:
+                first = self.driver.told[self.joined[key]]
+                heard = min(len(told.ids), len(first.ids))
+                assert told.ids[:heard] == first.ids[:heard], "T2: who joins hears the same"
+            elif key in self.plain:
                 assert told.ids == expected(self.plain[key], len(told.ids))
             elif key in self.constrained:
                 assert told.ids == expected_under(*self.constrained[key])[: len(told.ids)]
@@ -356,12 +410,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         driver = self.driver
         driver.hold_store = driver.hold_grammars = driver.hold_kv = False
-        while driver.effects:
-            driver.answer_store()
-        while driver.grammars.held:
-            driver.answer_grammar()
-        while driver.kv.held:
-            driver.answer_kv()
+        self._answer_all()
         driver.run(5000)
         self.texts_are_right()
         assert all(told.end is not None for told in driver.told.values())
@@ -377,6 +426,14 @@ class EngineMachine(RuleBasedStateMachine):
         assert stats.pages.free == stats.pages.total
         assert len(driver.engine.core.requests) == 0
         assert (stats.images, len(driver.engine.core.kv.transfers), driver.kv.images) == (0, 0, {})
+
+    def _answer_all(self) -> None:
+        while self.driver.effects:
+            self.driver.answer_store()
+        while self.driver.grammars.held:
+            self.driver.answer_grammar()
+        while self.driver.kv.held:
+            self.driver.answer_kv()
 
     def _key(self, kind: str) -> str:
         self.count += 1

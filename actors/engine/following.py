@@ -1,0 +1,58 @@
+"""One request, several listeners (rule T2): who sends a running request again may join it.
+
+A follower is told the whole stream, from the first token, and its own end. It can leave, and so can whoever asked
+first: then a follower takes that place, and the request goes on as long as anybody listens. What ends the request ends
+it for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actors.engine.core import Core
+from actors.engine.endings import tell_end, terminal
+from actors.engine.request import Follower, Request, Verdict
+from actors.messages import AbortHit, Submit, Tokens
+
+
+class Following:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def leader(self, submit: Submit, now: float) -> Request | None:
+        """The live request that `submit` asks to join, if there is one and the body is the same."""
+        if not submit.join or self._core.tombstones.has(submit.key, now):
+            return None
+        session = submit.turn.session_id if submit.turn else None
+        found = self._core.requests.named(submit.tenant, submit.rid, session)
+        return found[0] if found and found[0].submit.digest == submit.digest else None
+
+    def join(self, leader: Request, submit: Submit, now: float) -> None:
+        """Tell what the leader's listeners have heard, and all that is to come."""
+        self._core.totals.received += 1
+        leader.followers.append(Follower(submit.ingress, submit.key))
+        self._core.requests.follow(submit.key, leader)
+        leader.story.append(f"{now:.3f} joined by {submit.key}")
+        if leader.num_output > 0:
+            ids = tuple(leader.output)
+            self._core.out.append(Tokens(ingress=submit.ingress, key=submit.key, index=0, ids=ids))
+
+    def leave(self, key: str, verdict: Verdict, now: float) -> AbortHit | None:
+        """One of several listeners goes, and the request goes on. None: nobody else listens, or it is ending."""
+        request = self._core.requests.by_key(key)
+        if request is None or not request.followers or not request.can_be_aborted:
+            return None
+        ingress = request.submit.ingress
+        if key == request.submit.key:
+            heir = request.followers.pop(0)
+            request.submit = replace(request.submit, key=heir.key, ingress=heir.ingress)
+            self._core.requests.promote(request, key)
+        else:
+            (gone,) = (follower for follower in request.followers if follower.key == key)
+            request.followers.remove(gone)
+            ingress = gone.ingress
+            self._core.requests.unfollow(key)
+        end = replace(terminal(request, verdict, request.stage), key=key, ingress=ingress)
+        tell_end(self._core, end, request.stage, now)
+        request.story.append(f"{now:.3f} left by {key}")
+        return AbortHit(rid=request.submit.rid, key=key, stage=request.stage)
