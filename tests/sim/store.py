@@ -17,6 +17,7 @@ from actors.records import (
     TurnRecord,
     TurnUnknown,
 )
+from tests.sim.results import SimResults
 
 Key = tuple[str, str]
 
@@ -46,13 +47,14 @@ class Rollback:
     dropped: tuple[TurnRecord, ...]
 
 
-class SimStore:
+class SimStore(SimResults):
     """Implements `actors.records.SessionStore`.
 
     `faults`: what the next calls meet: "fail" (nothing is done) or "ambiguous" (it is done, and an error answered).
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
         self.faults: deque[str] = deque()
         self.accepted: list[Accepted] = []
         self.rollbacks: list[Rollback] = []
