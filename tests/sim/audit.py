@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 
 from actors.messages import Grammar, Outcome, SessionMode
 from actors.runner.toy import toy_continuation
@@ -37,7 +37,7 @@ def reference(prompt: Iterable[int], num_tokens: int, grammar: Grammar | None = 
     return toy_continuation(list(prompt), num_tokens)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _under(grammar: Grammar, prompt: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(expected_under(grammar, list(prompt), 40))
 

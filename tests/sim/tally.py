@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from actors.engine.engine import Engine
 from tests.sim.cluster import SimCluster
 
 
@@ -11,17 +12,7 @@ def tally(cluster: SimCluster) -> Counter[str]:
     """Of the whole run, workers that died included."""
     counts: Counter[str] = Counter()
     for worker in cluster.workers.values():
-        stats = worker.engine.snapshot()
-        counts["steps"] += stats.steps
-        counts["preemptions"] += stats.preemptions
-        counts["evicted slots"] += stats.evicted_slots
-        counts["wakes"] += stats.woken_turns
-        counts["pages saved"] += stats.saved_pages
-        counts["pages loaded"] += stats.loaded_pages
-        counts["pages missed"] += stats.missed_pages
-        counts["requests"] += stats.received
-        for outcome, reason, _, count in stats.ends:
-            counts[f"ends: {reason or outcome}"] += count
+        counts += engine_tally(worker.engine)
         for what, count in worker.ended_while.items():
             counts[f"ends while {what}"] += count
         counts.update(worker.effects.counts)
@@ -30,4 +21,23 @@ def tally(cluster: SimCluster) -> Counter[str]:
     counts["forks"] = cluster.store.forks
     counts["rollbacks"] = len(cluster.store.rollbacks)
     counts["runs"] = 1
+    return counts
+
+
+def engine_tally(engine: Engine) -> Counter[str]:
+    stats = engine.snapshot()
+    counts = Counter(
+        {
+            "steps": stats.steps,
+            "requests": stats.received,
+            "preemptions": stats.preemptions,
+            "evicted slots": stats.evicted_slots,
+            "wakes": stats.woken_turns,
+            "pages saved": stats.saved_pages,
+            "pages loaded": stats.loaded_pages,
+            "pages missed": stats.missed_pages,
+        }
+    )
+    for outcome, reason, _, count in stats.ends:
+        counts[f"ends: {reason or outcome}"] += count
     return counts
