@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cluster.placement import Directory
 from configs import AutoscaleConfig, RebalanceConfig
-from tests.simulate.directory import bytes_per_session
+from tests.simulate.directory import bytes_per_session, costs
 from tests.simulate.model import WorkerModel
 from tests.simulate.policies import MAX_RUNNING, HashAffinity, NoAffinity, Policy, Remora
 from tests.simulate.run import Outcome, Simulation
@@ -90,8 +90,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--size", choices=list(SIZES), default="mid")
     parser.add_argument("--trace", choices=["poisson", "bursty", "both"], default="both")
     parser.add_argument("--policy", choices=list(policies(SIZES["tiny"], 0)), action="append", help="default: all")
+    parser.add_argument("--directory", action="store_true", help="only what the session directory costs")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
+    if args.directory:
+        print(shown(costs((1_000, 10_000, 100_000, 1_000_000))))
+        return
     size = SIZES[args.size]
     for bursty in (False, True):
         name = "bursty" if bursty else "poisson"
