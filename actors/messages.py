@@ -296,6 +296,18 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveSession:
+    """Give up a session that is in memory here and in which nothing runs or waits: another worker is about to own it
+    (rule P3). Answered by `Reply[bool]`: True: done, and for a while no turn of this epoch is taken in any more."""
+
+    tenant: str
+    session_id: str
+    generation: int
+    epoch: int
+    ask: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IngressLost:
     """An ingress stopped polling for longer than its lease: end what it asked for (rule A1)."""
 
@@ -319,6 +331,7 @@ ToWorker = (
     | GetSession
     | FlushCache
     | Drain
+    | LeaveSession
     | IngressLost
     | Shutdown
 )

@@ -33,6 +33,7 @@ _KINDS: dict[int, type] = {
     9: messages.ForkSession,
     10: messages.RollbackSession,
     11: messages.Drain,
+    12: messages.LeaveSession,
     20: messages.Tokens,
     21: messages.Finished,
     22: messages.Reply,

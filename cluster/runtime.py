@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from actors.messages import CloseSession, Drain, GetSession, Reason, RollbackSession
+from actors.messages import CloseSession, Drain, GetSession, LeaveSession, Reason, RollbackSession
 
-PoolAsk = CloseSession | Drain | GetSession | RollbackSession
+PoolAsk = CloseSession | Drain | GetSession | LeaveSession | RollbackSession
 
 
 class WorkerSilent(Exception):

@@ -44,6 +44,10 @@ class Image:
     saving: list[bytes] = field(default_factory=list)
 
 
+LEFT_S = 10.0
+"""For how long a session that was given up is not taken in again under the same epoch: the pool raises it meanwhile."""
+
+
 @dataclass(slots=True)
 class Core:
     """Owners of the engine's state. Parts mutate through them, and speak by appending to `out`."""
@@ -57,6 +61,8 @@ class Core:
     """Aborts whose request has not come yet: attempt keys, and (tenant, rid)."""
     ended: Recent = field(default_factory=lambda: Recent(0.0))
     """(tenant, rid) and keys of requests that ended a moment ago."""
+    left: Recent = field(default_factory=lambda: Recent(LEFT_S))
+    """(tenant, id, generation, epoch) of sessions that were given up a moment ago."""
     images: dict[int, Image] = field(default_factory=dict)
     """By uid of the session. Whoever retires a session forgets its image."""
     fairness: Fairness = field(default_factory=Fairness)

@@ -49,6 +49,7 @@ from actors.messages import (
     ForkSession,
     GetSession,
     IngressLost,
+    LeaveSession,
     OpenSession,
     Reason,
     Reply,
@@ -123,6 +124,8 @@ class Engine:
             case Drain():
                 self._door.draining = True
                 self.core.out.append(Reply(ask=message.ask, value=True))
+            case LeaveSession():
+                self._closing.leave(message, now)
             case IngressLost():
                 self._aborts.abort_ingress(message.ingress, now)
             case Shutdown():
@@ -134,6 +137,7 @@ class Engine:
         """Let every clock that is due ring (rules C1–C4)."""
         self.core.tombstones.expire(now)
         self.core.ended.expire(now)
+        self.core.left.expire(now)
         for clock, uid in self.core.clocks.take_due(now):
             if clock is Clock.IDLE:
                 self._closing.idle_expired(uid, now)

@@ -30,6 +30,8 @@ def session_of(core: Core, endings: Endings, tenant: str, placed: Placed, now: f
 
     Reason `worker_lost`: the sender's numbers are old, so that it has to place the session anew.
     """
+    if core.left.has((tenant, placed.session_id, placed.generation, placed.epoch), now):
+        return Verdict.abort(Reason.WORKER_LOST, "the session is changing hands")
     session = core.sessions.find(tenant, placed.session_id)
     wanted = (placed.generation, placed.epoch)
     if session is not None and wanted < (session.generation, session.epoch):

@@ -28,6 +28,7 @@ from actors.messages import (
     FlushCache,
     ForkSession,
     GetSession,
+    LeaveSession,
     OpenSession,
     RollbackSession,
     Shutdown,
@@ -44,7 +45,9 @@ from actors.worker.outbox import Outbox
 from actors.worker.store_effects import StoreEffects
 from configs import HibernateConfig, RemoraConfig
 
-Ask = Abort | OpenSession | CloseSession | ForkSession | RollbackSession | GetSession | FlushCache | Drain
+Ask = (
+    Abort | OpenSession | CloseSession | ForkSession | RollbackSession | GetSession | FlushCache | Drain | LeaveSession
+)
 RATE_WINDOW_S = 10.0
 
 

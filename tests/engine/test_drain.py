@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.messages import Drain, OnBusy, Outcome, Reason, Reply, SamplingParams, Submit
+from actors.engine.core import LEFT_S
+from actors.messages import Drain, LeaveSession, OnBusy, Outcome, Reason, Reply, SamplingParams, Submit
 from tests.engine.driver import Driver, expected
 
 A, B = list(range(1, 11)), list(range(20, 27))
@@ -64,3 +65,54 @@ def test_requests_without_a_session_are_sent_away(depth: int) -> None:
     (end,) = driver.engine.handle(submit, driver.now)
     assert getattr(end, "reason", None) is Reason.WORKER_DRAINING
     assert driver.engine.num_live == 0
+
+
+def leave(driver: Driver, session_id: str = "s") -> bool:
+    record = driver.store[("t", session_id)].record
+    message = LeaveSession(tenant="t", session_id=session_id, generation=record.generation, epoch=record.epoch, ask=98)
+    outputs = driver.engine.handle(message, driver.now)
+    (answer,) = [one.value for one in outputs if isinstance(one, Reply)]
+    assert isinstance(answer, bool)
+    return answer
+
+
+def test_an_idle_session_is_given_up_and_not_taken_back(depth: int) -> None:
+    """P3, T3: between turns; a turn that still comes for it is sent to be placed anew."""
+    driver = Driver(depth=depth)
+    driver.open()
+    driver.turn("r1", A)
+    driver.run()
+    assert leave(driver)
+    assert driver.engine.snapshot().pages.session_held == 0
+    late = driver.turn("r2", B)
+    assert late.end is not None
+    assert (late.end.reason, late.end.redirect) == (Reason.WORKER_LOST, True)
+    assert driver.info() is None
+    assert not leave(driver)
+
+
+def test_a_busy_session_is_kept(depth: int) -> None:
+    """P3: a session moves only between turns."""
+    driver = Driver(depth=depth)
+    driver.open()
+    running = driver.turn("r1", A, 20)
+    driver.tick()
+    assert not leave(driver)
+    driver.run()
+    assert running.end is not None
+    assert running.end.outcome is Outcome.LENGTH
+    assert leave(driver)
+
+
+def test_a_session_that_was_not_taken_over_is_read_again_after_a_while(depth: int) -> None:
+    """The pool died in the middle of moving it: it is not lost."""
+    driver = Driver(depth=depth)
+    driver.open()
+    driver.turn("r1", A)
+    driver.run()
+    assert leave(driver)
+    driver.tick(LEFT_S + 1)
+    again = driver.turn("r2", B)
+    driver.run()
+    assert again.end is not None
+    assert (again.end.outcome, again.end.turn) == (Outcome.LENGTH, 2)
