@@ -258,13 +258,16 @@ class TenantLimits:
 
     `requests_per_minute`, `tokens_per_minute` (prompt and completion together) and `concurrent_requests` count requests
     that generate, in each ingress replica (see `actors.ingress.limits`). `sessions`: how many may be open in the
-    cluster, exactly; 0 = what `sessions.max_per_tenant` says.
+    cluster, exactly; 0 = what `sessions.max_per_tenant` says. `weight`: the tenant's share of a worker's queue beside
+    other tenants (rule P7); as soon as one has a weight, those without count as 1; without any it is first come, first
+    served.
     """
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     concurrent_requests: int = 0
     sessions: int = 0
+    weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

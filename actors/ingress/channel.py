@@ -30,10 +30,10 @@ class Batch:
 class Line:
     """One attempt's events, in order. `received` counts output tokens: the index the next one must have."""
 
-    def __init__(self, key: str, worker_id: str) -> None:
+    def __init__(self, key: str, worker_id: str, received: int = 0) -> None:
         self.key = key
         self.worker_id = worker_id
-        self.received = 0
+        self.received = received
         self.on_end: Callable[[Finished | None], None] | None = None
         """Called instead of keeping the end for `take`, once nobody takes any more. None: the worker was lost."""
         self.on_backlog: Callable[[int], None] | None = None
@@ -136,8 +136,9 @@ class Pump:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def open_line(self, key: str) -> Line:
-        line = Line(key, self.worker_id)
+    def open_line(self, key: str, received: int = 0) -> Line:
+        """`received`: output tokens that an earlier attempt has brought."""
+        line = Line(key, self.worker_id, received)
         self._lines[key] = line
         return line
 

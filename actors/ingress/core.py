@@ -83,7 +83,9 @@ class Ingress:
         except ValueError as error:
             raise refused_by_template(str(error)) from error
         affinity = f"{tenant}\n{request.affinity}" if request.affinity is not None else None
-        return Call(_submit(request, tenant, prompt.ids), request.session, affinity, prompt.turn_refused)
+        submit = _submit(request, tenant, self.keys.weight(tenant), prompt.ids)
+        resume = request.resume or not request.stream  # Of a whole answer nothing is shown before the end.
+        return Call(submit, request.session, affinity, prompt.turn_refused, resume)
 
     async def close(self) -> None:
         """End what runs with `Reason.SHUTDOWN`. Nothing can be started afterwards."""
@@ -134,7 +136,7 @@ def refused_by_template(why: str) -> ApiError:
     return Invalid("messages", f"The model's chat template refuses these messages: {why}")
 
 
-def _submit(request: ChatRequest, tenant: str, ids: dict[str, Any]) -> Submit:
+def _submit(request: ChatRequest, tenant: str, weight: float, ids: dict[str, Any]) -> Submit:
     return Submit(
         key="",
         ingress="",
@@ -149,5 +151,7 @@ def _submit(request: ChatRequest, tenant: str, ids: dict[str, Any]) -> Submit:
         deadline_s=request.deadline_s,
         idempotent=request.named,
         grammar=request.grammar,
+        weight=weight,
+        join=request.join,
         **ids,
     )

@@ -80,6 +80,12 @@ class KeyRing:
     def limits(self, tenant: str) -> TenantLimits:
         return self._tenants.get(tenant) or self._tenants.get(EVERY_TENANT, UNLIMITED)
 
+    def weight(self, tenant: str) -> float:
+        """A tenant's share of a worker beside others (rule P7); 0 where no tenant has one."""
+        if not any(limits.weight for limits in self._tenants.values()):
+            return 0.0
+        return self.limits(tenant).weight or 1.0
+
     async def refresh(self) -> None:
         """Read the file again if it has changed; looks at most every `reload_s`. Callers served meanwhile by others
         meet the old keys."""

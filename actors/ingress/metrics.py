@@ -80,6 +80,8 @@ class RequestMeter:
         self._metrics = metrics
         self._clock = clock
         self.arrived = clock()
+        self.first_token_s: float | None = None
+        """When the first output token came, in seconds after the request."""
         self._last_token: float | None = None
         self.ended = False
         self.on_end: Callable[[int], None] | None = None
@@ -94,6 +96,7 @@ class RequestMeter:
         """Output tokens came in."""
         now = self._clock()
         if self._last_token is None:
+            self.first_token_s = now - self.arrived
             self._metrics.first_token.observe(now - self.arrived)
         else:
             self._metrics.between_tokens.observe((now - self._last_token) / count)

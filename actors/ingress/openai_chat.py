@@ -6,6 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import orjson
@@ -23,12 +24,29 @@ from configs.schema import RemoraConfig
 
 MAX_PRIORITY = 1_000_000
 MAX_DURATION_S = 1e9
-_NOT_IN_DIGEST = ("stream", "stream_options", "rid")
+_NOT_IN_DIGEST = ("stream", "stream_options", "rid", "on_duplicate", "on_worker_lost")
+
+
+class OnDuplicate(str, Enum):
+    """What a request does when one of its name and body runs (rule T2)."""
+
+    REJECT = "reject"
+    JOIN = "join"
+
+
+class OnWorkerLost(str, Enum):
+    """What becomes of a request whose worker dies after the first token (rule T4)."""
+
+    ERROR = "error"
+    RESUME = "resume"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A chat request whose every field was checked. `named`: the caller chose `rid` (rule T2)."""
+    """A chat request whose every field was checked. `named`: the caller chose `rid` (rule T2).
+
+    `join`: of `on_duplicate`: hear a running request of this name and body, instead of being refused. `resume`: of
+    `on_worker_lost`: go on elsewhere when the worker dies (rule T4)."""
 
     rid: str
     named: bool
@@ -47,6 +65,8 @@ class ChatRequest:
     digest: bytes
     grammar: Grammar | None
     grammar_field: str
+    join: bool
+    resume: bool
 
 
 def read_chat(
@@ -82,6 +102,8 @@ def read_chat(
         digest=_digest(tree),
         grammar=grammar,
         grammar_field=grammar_field,
+        join=fields.choice("on_duplicate", OnDuplicate, OnDuplicate.REJECT) is OnDuplicate.JOIN,
+        resume=fields.choice("on_worker_lost", OnWorkerLost, OnWorkerLost.ERROR) is OnWorkerLost.RESUME,
     )
 
 

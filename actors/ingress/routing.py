@@ -55,12 +55,14 @@ class Call:
 
     `affinity`: for requests without a session, what they share a prefix by (rule P5).
     `turn_refused`: the messages can only begin a conversation; when the session has history, this is why not.
+    `resume`: should its worker be lost after the first token, another one goes on (rule T4).
     """
 
     submit: Submit
     session: SessionUse | None = None
     affinity: str | None = None
     turn_refused: str = ""
+    resume: bool = False
 
 
 @dataclass(frozen=True, slots=True)

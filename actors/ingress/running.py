@@ -1,4 +1,7 @@
-"""One request on its way through workers: attempts until the first token, then one worker to the end."""
+"""One request on its way through workers: attempts until the first token, then one worker to the end.
+
+A caller that asked for it (`on_worker_lost: resume`) gets more than one worker after the first token, too: what it has
+been told goes along with the next attempt, which goes on behind it (rule T4)."""
 
 from __future__ import annotations
 
@@ -36,6 +39,10 @@ class Running:
         self.call = call
         self.worker_id: str | None = None
         self.delivered = 0
+        self._told: list[int] = []
+        """What was delivered, if it may have to be resumed."""
+        self._lost_at_s = 0.0
+        """When the last worker was lost, on the meter's clock."""
         self.stage = Stage.ROUTING
         self._router = router
         self._meter = meter
@@ -74,7 +81,9 @@ class Running:
                 batch = Batch((), self._lost(str(gone)))
             if batch.end is not None and self._may_repeat(batch):
                 await self._back_off(batch.end)
-                continue
+                if not batch.ids:
+                    continue
+                batch = Batch(batch.ids)
             return self._account(batch)
 
     def on_backlog(self, told: Callable[[int], None]) -> None:
@@ -170,7 +179,8 @@ class Running:
         key = uuid.uuid4().hex
         message = self._message(target, key)
         self._target, self._pump, self.worker_id = target, pump, target.worker_id
-        self._line = pump.open_line(key)  # Before the submit: from here on there may be something to abort.
+        # Before the submit: from here on there may be something to abort.
+        self._line = pump.open_line(key, len(self._told))
         self.stage = Stage.WAITING
         try:
             await asyncio.wait_for(pump.port.submit(message), self._router.submit_s)
@@ -181,22 +191,27 @@ class Running:
         """The submit of one attempt. Time spent here counts against its clocks (rule C1)."""
         submit = self.call.submit
         spent_s = self._meter.elapsed_s()
+        ran_s = spent_s - (self._meter.first_token_s or spent_s)
+        running_s = self._router.timeouts.running_s if submit.running_timeout_s is None else submit.running_timeout_s
         return replace(
             submit,
             key=key,
             ingress=self._router.ingress_id,
             turn=target.turn,
             waiting_timeout_s=_less(self._waiting_s(), spent_s),
+            running_timeout_s=_less(running_s, ran_s) if self._told else submit.running_timeout_s,
             deadline_s=_less(submit.deadline_s, spent_s),
+            resumed_ids=tuple(self._told),
         )
 
     def _waiting_s(self) -> float | None:
-        asked_s = self.call.submit.waiting_timeout_s
+        """The limit of the waiting clock, which has stopped for good once there was a token."""
+        asked_s = 0.0 if self._told else self.call.submit.waiting_timeout_s
         return self._router.timeouts.waiting_s if asked_s is None else asked_s
 
     def _patience_left_s(self) -> float:
         limits = [limit for limit in (self._waiting_s(), self.call.submit.deadline_s) if limit]
-        return max(0.001, min([*limits, self._router.park_s]) - self._meter.elapsed_s())
+        return max(0.001, min([*limits, self._lost_at_s + self._router.park_s]) - self._meter.elapsed_s())
 
     def _check_patience(self) -> None:
         waiting_s, deadline_s = self._waiting_s(), self.call.submit.deadline_s
@@ -206,15 +221,15 @@ class Running:
         if waiting_s and spent_s >= waiting_s:
             message = "The waiting timeout passed before a worker was ready."
             raise ApiError(Reason.WAITING_TIMEOUT, message, stage=Stage.ROUTING)
-        if spent_s >= self._router.park_s:
+        if spent_s >= self._lost_at_s + self._router.park_s:
             raise ApiError(Reason.WORKER_LOST, "No worker is ready. Please try again.", stage=Stage.ROUTING)
 
     def _may_repeat(self, batch: Batch) -> bool:
         end = batch.end
-        if end is None or self.delivered or batch.ids or self._ended_here is not None:
+        if end is None or self._ended_here is not None or self._redirects >= MAX_REDIRECTS:
             return False
-        if self._redirects >= MAX_REDIRECTS:
-            return False
+        if self.delivered or batch.ids:
+            return self.call.resume and (end.redirect or end.reason in _ELSEWHERE)
         stale = (
             end.reason in (Reason.SESSION_UNKNOWN, Reason.SESSION_CLOSING)
             and self._target is not None
@@ -225,6 +240,8 @@ class Running:
     async def _back_off(self, end: Finished) -> None:
         """Forget where it went, and be ready to place it anew."""
         self._redirects += 1
+        if self.delivered:
+            self._lost_at_s = self._meter.elapsed_s()
         fresh_only = end.reason in (Reason.SESSION_UNKNOWN, Reason.SESSION_CLOSING) and not end.redirect
         self._give_up_attempt()
         if fresh_only:
@@ -251,6 +268,8 @@ class Running:
             self.delivered += len(batch.ids)
             self.stage = Stage.DECODE
             self._meter.tokens(len(batch.ids))
+            if self.call.resume:
+                self._told.extend(batch.ids)
         return batch if batch.end is None else self._finish(batch.end, batch.ids)
 
     def _finish(self, end: Finished, ids: tuple[int, ...]) -> Batch:
