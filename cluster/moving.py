@@ -1,10 +1,10 @@
-"""Giving a session to another worker: when its owner is dead, and when it is being drained (rules T4, T5)."""
+"""Giving a session to another worker: when its owner is dead (rule T4), is being drained (T5), or is hot (P3)."""
 
 from __future__ import annotations
 
 import logging
 
-from actors.messages import GetSession, SessionInfo
+from actors.messages import GetSession, LeaveSession, SessionInfo
 from actors.ports import WorkerGone
 from actors.records import SessionRecord
 from cluster.fleet import Fleet
@@ -38,10 +38,23 @@ class Mover:
             return False
         return not self._fleet.has_closed(record.owner) or await self._is_busy(record)
 
-    async def move(self, record: SessionRecord) -> SessionRecord:
-        """Give it to a worker that is ready. The limit per worker does not count here: an open session stays
-        reachable. Raises SessionUnknown, NoWorker, StoreError."""
-        async with self._seats.take(UNLIMITED) as owner:
+    async def leave(self, record: SessionRecord, target: str) -> bool:
+        """Have a living owner give up an idle session, and make `target` the owner. False: it keeps it, as a turn runs
+        there, or it cannot be reached. Raises what `move` does."""
+        message = LeaveSession(
+            tenant=record.tenant, session_id=record.session_id, generation=record.generation, epoch=record.epoch
+        )
+        try:
+            if await self._runtime.ask(record.owner, message) is not True:
+                return False
+        except WorkerGone:
+            return False
+        return (await self.move(record, target)).owner != record.owner
+
+    async def move(self, record: SessionRecord, target: str | None = None) -> SessionRecord:
+        """Give it to `target` if that is ready, else to the worker with most headroom. The limit per worker does not
+        count here: an open session stays reachable. Raises SessionUnknown, NoWorker, StoreError."""
+        async with self._seats.take(UNLIMITED, target) as owner:
             moved = await self._store.run(
                 lambda store: store.acquire(record.tenant, record.session_id, owner=owner, expected_epoch=record.epoch)
             )

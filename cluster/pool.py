@@ -19,6 +19,7 @@ from actors import process
 from actors.messages import SessionClosed, SessionMode, SessionRolledBack
 from actors.ports import Member, Placement, WorkerGone
 from actors.records import SessionRecord, SessionStore, StoreError
+from cluster.balancer import Balancer
 from cluster.fleet import Fleet
 from cluster.membership import Worker
 from cluster.placement import ending_cost
@@ -72,6 +73,7 @@ class Pool:
         self._desk = SessionDesk(
             self._fleet, runtime, self._store, config.sessions, wait_s=wait_s, wall_clock=wall_clock
         )
+        self._balancer = Balancer(config.rebalance, self._fleet.members, self._desk.directory, self._desk.give)
         self._tick_s = min(TICK_S, config.cluster.heartbeat_s)
         self._kick = asyncio.Event()
         self._adopted = asyncio.Event()
@@ -176,6 +178,7 @@ class Pool:
             "autoscale": None if self._scaling is None else self._scaling.last.reason,
             "parked": self._parked,
             "sessions": len(self._desk.directory),
+            "sessions_moved": self._balancer.moved,
             "failed_starts": self._fleet.failed_starts,
             "last_failure": self._fleet.last_failure,
             "deaths": [{"worker": one.worker_id, "cause": one.cause} for one in dead[-MAX_DEATHS_SHOWN:]],
@@ -187,6 +190,7 @@ class Pool:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     async def _stop_loop(self) -> None:
+        self._balancer.stop()
         self._stopping = True  # `wait_for` may swallow a cancellation that meets its result (before Python 3.12).
         if self._loop is not None:
             self._loop.cancel()
@@ -227,6 +231,7 @@ class Pool:
             self._scale(living)
             await self._act(living)
             await self._recount()
+            self._balancer.look(self._clock())
             await self._expire()
         except StoreError as error:
             logger.error("the pool's loop could not use the store: %s", error)

@@ -24,6 +24,7 @@ from cluster.fleet import Fleet
 from cluster.keyed_locks import KeyedLocks
 from cluster.moving import Mover
 from cluster.placement import Directory
+from cluster.rebalance import Move
 from cluster.runtime import Runtime
 from cluster.seats import Seats
 from cluster.store.offload import OffloadedStore
@@ -143,6 +144,12 @@ class SessionDesk:
                 record = await self._mover.move(record)
         self.directory.put(record)
         return Placement(record.owner, record)
+
+    async def give(self, move: Move) -> bool:
+        """Move an idle session off a hot worker. False: it stays. Raises SessionUnknown, NoWorker, StoreError."""
+        async with self._locks.hold(move.key):
+            record = await self.get(*move.key)
+            return record.owner == move.source and await self._mover.leave(record, move.target)
 
     async def close(self, tenant: str, session_id: str, *, abort_running: bool) -> SessionClosed:
         """Raises SessionUnknown, StoreError. Answers when the owner's memory is free (rule S9)."""

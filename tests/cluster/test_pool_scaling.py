@@ -13,7 +13,7 @@ from actors.messages import Finished, Outcome, Reason
 from actors.ports import Placement
 from actors.worker.shell import WorkerStopped
 from cluster.reconcile import Drain
-from configs import AutoscaleConfig
+from configs import AutoscaleConfig, RemoraConfig
 from tests.cluster import test_pool as rig
 from tests.cluster.test_pool import World, submit_of, world
 
@@ -32,11 +32,16 @@ def run(
     test: Callable[[World], Awaitable[None]], folder: Path, autoscale: AutoscaleConfig | None = None, workers: int = 1
 ) -> None:
     async def main() -> None:
-        change = {} if autoscale is None else {"autoscale": autoscale}
-        async with world(folder, workers=workers, change=lambda config: replace(config, **change)) as made:
+        async with world(folder, workers=workers, change=lambda config: patient(config, autoscale)) as made:
             await test(made)
 
     asyncio.run(main())
+
+
+def patient(config: RemoraConfig, autoscale: AutoscaleConfig | None) -> RemoraConfig:
+    """With all the time a drain may need on a busy machine."""
+    cluster = replace(config.cluster, drain_grace_s=60.0)
+    return replace(config, cluster=cluster, autoscale=autoscale or config.autoscale)
 
 
 async def end_of(w: World, worker_id: str, key: str) -> Finished:
