@@ -10,6 +10,7 @@ from actors.engine.effects import DropKV, Effect
 from actors.engine.fairness import Fairness
 from actors.engine.forecast import Forecast
 from actors.engine.kv.cache import KVCache
+from actors.engine.queue_times import QueueTimes
 from actors.engine.recent import Recent
 from actors.engine.requests import RequestTable
 from actors.engine.sessions import Session, SessionTable
@@ -33,6 +34,7 @@ class Totals:
     cached_tokens: int = 0
     prompt_tokens: int = 0
     preemptions: int = 0
+    queue_times: QueueTimes = field(default_factory=QueueTimes)
 
 
 @dataclass(slots=True)

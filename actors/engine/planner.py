@@ -98,6 +98,7 @@ class Planner:
 
     def _first_forward(self, request: Request, now: float) -> None:
         request.first_forward_at = now
+        self._core.totals.queue_times.add(now - request.arrived_at)
         settings = self._core.settings
         asked = request.submit.running_timeout_s
         limit = bounded(asked, settings.running_timeout_s, settings.max_running_timeout_s)

@@ -41,6 +41,10 @@ class EngineStats:
     loaded_pages: int
     missed_pages: int
     woken_turns: int
+    queue_count: int = 0
+    queue_sum_s: float = 0.0
+    queue_at_most: tuple[int, ...] = ()
+    """Requests that had waited no longer than each of `queue_times.BOUNDS_S` when they first ran, and all of them."""
     unreturned: int = 0
     """Requests that have ended or not, whose pages are not all back."""
     recently_ended: int = 0
@@ -77,6 +81,9 @@ def snapshot(core: Core, hibernated: Counts) -> EngineStats:
         loaded_pages=hibernated.loaded_pages,
         missed_pages=hibernated.missed_pages,
         woken_turns=hibernated.woken_turns,
+        queue_count=totals.queue_times.count,
+        queue_sum_s=totals.queue_times.sum_s,
+        queue_at_most=totals.queue_times.at_most(),
         unreturned=len(core.requests),
         recently_ended=len(core.ended),
     )

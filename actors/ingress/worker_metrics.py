@@ -1,4 +1,4 @@
-"""What the workers say of hibernation (rule K7), for Prometheus.
+"""What the workers say of hibernation (rule K7) and of their queues, for Prometheus.
 
 Every ingress shows the same, since it asks all workers: take the maximum over ingresses, not the sum. Series go with
 their worker, so that their number has a bound.
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 Row = Mapping[str, Any]
@@ -27,6 +27,7 @@ class _Workers(Collector):
     def __init__(self, rows: Iterable[Row] | None) -> None:
         self._known = rows is not None
         self._rows = [(str(row["id"]), row["hibernate"]) for row in rows or () if "hibernate" in row]
+        self._queues = [(str(row["id"]), row["queue_time"]) for row in rows or () if "queue_time" in row]
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
@@ -43,6 +44,15 @@ class _Workers(Collector):
         kinds = {"read": "failed_reads", "write": "failed_writes", "copy": "failed_copies"}
         yield self._counter("remora_hibernation_failures", "Damaged files, failed writes, failed copies.", kinds)
         yield self._counter("remora_hibernation_woken_turns", "Turns whose KV came back.", {"": "woken_turns"})
+        yield self._queue_times()
+
+    def _queue_times(self) -> Metric:
+        family = HistogramMetricFamily(
+            "remora_queue_time_seconds", "From a worker's receipt of a request to its first step.", labels=["worker"]
+        )
+        for worker, times in self._queues:
+            family.add_metric([worker], list(times["at_most"].items()), times["sum_s"])
+        return family
 
     def _gauge(self, name: str, text: str, fields: Mapping[str, str]) -> Metric:
         return self._filled(GaugeMetricFamily(name, text, labels=_labels(fields, "where")), fields)

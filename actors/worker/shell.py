@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from actors.engine.effects import CompileGrammar, DropKV, Effect, LoadKV, ReleaseGrammar, SaveKV
 from actors.engine.engine import Engine
+from actors.engine.queue_times import BOUNDS_S
 from actors.engine.settings import EngineSettings
 from actors.engine.stats import EngineStats
 from actors.messages import (
@@ -232,6 +233,11 @@ class WorkerShell:
             "recomputed_tokens": stats.recomputed_tokens,
             "output_tokens": stats.output_tokens,
             "preemptions": stats.preemptions,
+            "queue_time": {
+                "count": stats.queue_count,
+                "sum_s": round(stats.queue_sum_s, 6),
+                "at_most": dict(zip((*map(str, BOUNDS_S), "+Inf"), stats.queue_at_most, strict=True)),
+            },
             "evicted_slots": stats.evicted_slots,
             "hibernate": {
                 **self._kv_effects.stats(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from actors.engine.forecast import AT_FIRST_TOKENS, MAX_CARE, Forecast
+from actors.engine.queue_times import BOUNDS_S
 from actors.engine.request import Request
 from actors.messages import Outcome, SamplingParams, Submit
 from tests.engine.driver import Driver, expected
@@ -62,6 +63,21 @@ def test_a_request_alone_starts_whatever_is_expected_of_it() -> None:
     told = driver.submit("all", [1] * 60, 60)
     driver.run()
     assert told.end.outcome is Outcome.LENGTH
+
+
+def test_time_in_the_queue_is_measured_once() -> None:
+    """C1: session case M08: from arrival to the first step; a preemption adds no second sample."""
+    driver = roomy(forecast=False)
+    for n in range(4):
+        driver.submit(f"r{n}", [n] * 8, 40)
+    driver.tick(2.0)
+    driver.run()
+    stats = driver.engine.snapshot()
+    assert stats.preemptions > 0
+    assert stats.queue_count == 4
+    assert 8.0 <= stats.queue_sum_s < 8.2
+    waited = dict(zip((*BOUNDS_S, "all"), stats.queue_at_most, strict=True))
+    assert (waited[1.0], waited[3.0], waited["all"]) == (0, 4, 4)
 
 
 def request(prompt: int, asked: int | None, made: int, room: int = 1000, **fields: Any) -> Request:

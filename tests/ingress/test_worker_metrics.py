@@ -40,6 +40,15 @@ def test_every_figure_of_every_worker_is_shown() -> None:
     assert "dead" not in text
 
 
+def test_time_in_the_queue_is_a_histogram() -> None:
+    """Session case M08: its buckets are those of the worker's account."""
+    times = {"count": 3, "sum_s": 2.5, "at_most": {"0.1": 1, "1.0": 2, "+Inf": 3}}
+    text = worker_metrics.exposition([{"id": "w1", "queue_time": times}]).decode()
+    assert 'remora_queue_time_seconds_bucket{le="1.0",worker="w1"} 2.0' in text
+    assert 'remora_queue_time_seconds_count{worker="w1"} 3.0' in text
+    assert 'remora_queue_time_seconds_sum{worker="w1"} 2.5' in text
+
+
 def test_a_worker_that_knows_fewer_figures_is_shown_with_those() -> None:
     text = worker_metrics.exposition([{"id": "old", "hibernate": {"images": 3}}]).decode()
     assert 'remora_hibernated_sessions{worker="old"} 3.0' in text
