@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 
 from configs import scaling
-from configs.schema import AuthConfig, RemoraConfig, TenantLimits
+from configs.schema import AuthConfig, RemoraConfig, StoreConfig, TenantLimits
 
 T = TypeVar("T")
 
@@ -102,9 +102,20 @@ def check(config: RemoraConfig) -> RemoraConfig:
         raise ConfigError(f"model.dtype: {config.model.dtype!r}; it must be auto, float32, bfloat16 or float16")
     for complaint in scaling.complaints(config.autoscale, config.rebalance):
         raise ConfigError(complaint)
+    check_store(config.store)
     check_auth(config.auth)
     check_tenants(config.tenants, "tenants")
     return config
+
+
+def check_store(store: StoreConfig) -> None:
+    """Raises ConfigError."""
+    for name in ("commit_timeout_s", "idempotency_ttl_s"):
+        if getattr(store, name) <= 0:
+            raise ConfigError(f"store.{name}: {getattr(store, name)}; it must be above 0")
+    for name in ("max_session_bytes", "max_total_bytes", "max_result_bytes", "max_results_bytes"):
+        if getattr(store, name) < 0:
+            raise ConfigError(f"store.{name}: {getattr(store, name)}; it must be 0 or more")
 
 
 def check_auth(auth: AuthConfig) -> None:

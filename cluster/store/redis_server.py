@@ -62,7 +62,7 @@ def figures(link: RedisLink) -> dict[str, object]:
         sizes = (client.hlen(link.key(b"sessions")), client.hlen(link.key(b"results")))
         return sizes[0], pool, sizes[1], _info(client)
 
-    sessions, (turns, turn_bytes, result_bytes), results, info = link.call(ask)
+    sessions, (turns, turn_bytes, result_bytes), results, info = link.call(ask, again=False)
     return {
         "sessions": sessions,
         "turns": int(turns or 0),

@@ -71,6 +71,8 @@ def test_whole_numbers_are_taken_for_durations() -> None:
         ("model: {dtype: int4}", r"^model\.dtype: 'int4'"),
         ("ingress: {affinity_headers: x-a}", r"^ingress\.affinity_headers: expected a list of strings"),
         ("ingress: {affinity_headers: [1]}", r"^ingress\.affinity_headers: expected a list of strings"),
+        ("store: {commit_timeout_s: 0}", r"^store\.commit_timeout_s: 0\.0; it must be above 0"),
+        ("store: {max_session_bytes: -1}", r"^store\.max_session_bytes: -1; it must be 0 or more"),
         ("autoscale: {min_workers: 3, max_workers: 2}", r"^autoscale: min_workers 3, max_workers 2; it must be"),
         ("autoscale: {max_workers: 0, min_workers: 0}", r"^autoscale: min_workers 0, max_workers 0"),
         ("autoscale: {margin: 1}", r"^autoscale\.margin: 1\.0; it must be at least 0 and below 1"),
