@@ -83,9 +83,19 @@ class GrammarChecker:
         with self._lock:
             if self._closed or not wanted():
                 raise CheckTimedOut
-            if self._process is None or self._process.poll() is not None:
-                self._process = self._latest = _spawn()
-            return self._process
+            if self._process is not None and self._process.poll() is None:
+                return self._process
+        process = _spawn()  # Takes a while. The loop calls `kill`, and must not wait for it.
+        with self._lock:
+            if not self._closed:
+                self._process = self._latest = process
+        if self._closed:
+            process.kill()
+            _reap(process)
+            raise CheckTimedOut
+        if not wanted():
+            raise CheckTimedOut  # The child is kept for the next grammar, unless the kill came after all.
+        return process
 
     def _exchange(self, process: subprocess.Popen[bytes], ask: bytes, deadline: float) -> bytes:
         """Its answer, without the end of line; nothing if it died."""
