@@ -28,7 +28,7 @@ TOY: dict[str, Any] = {
     "engine": {"kv_tokens": 32768, "max_step_tokens": 256, "max_running": 2},
 }
 MODEL: dict[str, Any] = {
-    "workers": {"runner": "torch"},
+    "workers": {"runner": "torch", "threads": 1},
     "engine": {"kv_tokens": 16384, "max_step_tokens": 128, "max_running": 2},
 }
 TOY_SIZES = Sizes(prompt="a long text " * 580, max_tokens=1000, slots=2)

@@ -74,7 +74,18 @@ async def _drive(driver: Driver, moves: int, requests: int | None) -> None:
             if not weather.losses:
                 driver.fault(f"{move.__name__}: {error!r}")
             await asyncio.sleep(LOSS_PAUSE_S)
-            await driver.resolve([])
+            await _recover(driver)
+
+
+async def _recover(driver: Driver) -> None:
+    """Find out where the session stands, however long nobody answers."""
+    while True:
+        try:
+            return await driver.resolve([])
+        except Exception as error:
+            if not driver.weather.losses:
+                driver.fault(f"nobody says where it stands: {error!r}")
+            await asyncio.sleep(LOSS_PAUSE_S)
 
 
 async def rest(weather: Weather) -> Census:
