@@ -79,13 +79,18 @@ async def _drive(driver: Driver, moves: int, requests: int | None) -> None:
 
 async def _recover(driver: Driver) -> None:
     """Find out where the session stands, however long nobody answers."""
-    while True:
-        try:
-            return await driver.resolve([])
-        except Exception as error:
-            if not driver.weather.losses:
-                driver.fault(f"nobody says where it stands: {error!r}")
-            await asyncio.sleep(LOSS_PAUSE_S)
+    while (error := await _unresolved(driver)) is not None:
+        if not driver.weather.losses:
+            driver.fault(f"nobody says where it stands: {error!r}")
+        await asyncio.sleep(LOSS_PAUSE_S)
+
+
+async def _unresolved(driver: Driver) -> Exception | None:
+    try:
+        await driver.resolve([])
+    except Exception as error:
+        return error
+    return None
 
 
 async def rest(weather: Weather) -> Census:
