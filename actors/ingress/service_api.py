@@ -38,8 +38,9 @@ async def get_model(ingress: Ingress, request: Request) -> Response:
 
 
 async def health(ingress: Ingress, request: Request) -> Response:
-    """200 when a worker is ready. Answers within a second even when the pool does not: workers serve without it, so
-    for a while its last word counts."""
+    """200 when a worker is ready, or when there is none because nobody has asked for anything (`asleep`, where
+    `autoscale.min_workers` is 0): the next request starts one. Answers within a second even when the pool does not:
+    workers serve without it, so for a while its last word counts."""
     pool = "ok"
     try:
         members = await asyncio.wait_for(ingress.router.members(fresh=True), HEALTH_ANSWER_S)
@@ -47,8 +48,10 @@ async def health(ingress: Ingress, request: Request) -> Response:
         members, pool = ingress.router.known_members(), "silent"
     ready = len(placement.ready(members))
     workers = {"ready": ready, "total": len(members)}
-    tree = {"status": "ok" if ready else "unavailable", "workers": workers, "pool": pool}
-    return JsonAnswer(tree, 200 if ready else 503)
+    autoscale = ingress.config.autoscale
+    asleep = autoscale.enabled and not autoscale.min_workers and not members and pool == "ok"
+    status = "ok" if ready else "asleep" if asleep else "unavailable"
+    return JsonAnswer({"status": status, "workers": workers, "pool": pool}, 200 if ready or asleep else 503)
 
 
 async def exposition(ingress: Ingress, request: Request) -> Response:

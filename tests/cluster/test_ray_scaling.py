@@ -113,6 +113,8 @@ def test_one_to_three_to_one_to_none_and_back_without_an_error(server: Server) -
     assert chats.failures == []
     assert all(server.session(name)["turns"] == chats.turns[name] for name in names if name.startswith("chat"))
     until(lambda: states(server) == [], server.stats)
+    health = server.http.get("/health")
+    assert (health.status_code, health.json()["status"]) == (200, "asleep")
 
     chats.start("chat-late")
     until(lambda: chats.turns.get("chat-late", 0) > 0, server.stats)
