@@ -133,3 +133,33 @@ def test_clocks_ring_on_every_worker_by_itself() -> None:
         if call.ends[0].reason is Reason.DEADLINE:
             assert ended[name] - began[name] <= deadline_s + 0.05
     cluster.finish()
+
+
+def test_loads_are_zero_after_a_storm_and_a_newcomer_gets_its_share() -> None:
+    """P2, E1: field case N15 (the engine's part): abandoned streams, a full queue and a death leave no load, so that a
+    new worker gets about as many new sessions as the others, and not nearly all."""
+    cluster = SimCluster(workers=3, ingresses=2, max_running=4, max_waiting=8, replace_dead=True, **ROOM)
+    cluster.run(0.3)
+    random = Random(15)
+    for number in range(120):
+        name = f"c{number}"
+        cluster.request(name, prompt_of(name, 8), 100, via=f"i{number % 2 + 1}")
+        cluster.run(random.choice((0.0, 0.01)))
+        gone = f"c{random.randint(0, number)}"
+        cluster.ingress_of(cluster.calls[gone]).disconnect(gone)
+        if number == 60:
+            cluster.kill_worker("w2")
+    for name, call in cluster.calls.items():
+        cluster.ingress_of(call).disconnect(name)
+    cluster.settle()
+    reasons = {end[1] for worker in cluster.workers.values() for end in worker.engine.snapshot().ends}
+    assert {"client_disconnect", "queue_full"} <= reasons
+    cluster.run(1.0)
+    assert [worker.load for worker in cluster.pool.members.ready()] == [0, 0, 0]
+    cluster.add_worker()
+    cluster.run(0.5)
+    opened(cluster, [f"s{number}" for number in range(40)])
+    shares = [list(owners(cluster).values()).count(worker) for worker in ("w1", "w3", "w4", "w5")]
+    assert sum(shares) == 40
+    assert all(7 <= share <= 13 for share in shares), shares
+    cluster.finish()

@@ -1,8 +1,8 @@
 """`python -m tests.soak`: the random machines for a long time, from a seed that is printed.
 
 First the engine alone: Hypothesis drives `EngineMachine` until it has run `--steps` rules, in chunks, each from a seed
-of its own. Then whole clusters: seed after seed of `tests.sim.chaos` for `--minutes`. Both go on after a failure; each is
-shown with the command that repeats it. At the end a table tells how often each interesting thing happened, since a
+of its own. Then whole clusters: seed after seed of `tests.sim.chaos` for `--minutes`. Both go on after a failure; each
+is shown with the command that repeats it. At the end a table tells how often each interesting thing happened, since a
 random test that never gets there proves nothing.
 
 Exit status 1 if anything failed, or if something on the list of what has to happen never did.
