@@ -165,6 +165,7 @@ class Submit:
     `digest` identifies the body for replay and duplicate checks (rule T2).
     Timeouts are None for "server default", and 0 for "off" where the server allows it.
     `join`: should a request of this name and body be running, be told what it does (rule T2) instead of being refused.
+    `only_join`: and should it not be, do not begin it: the sender looks again where it is, or how it ended.
     `resumed_ids`: output that the client has already, from a worker that was lost; generation goes on behind it, and
     events count from there (rule T4).
     `weight`: the tenant's share of the worker beside other tenants that have one; 0 = first come, first served.
@@ -190,6 +191,7 @@ class Submit:
     grammar: Grammar | None = None
     weight: float = 0.0
     join: bool = False
+    only_join: bool = False
     resumed_ids: TokenIds = ()
 
 

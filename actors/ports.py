@@ -18,7 +18,7 @@ from actors.messages import (
     SessionRolledBack,
     Submit,
 )
-from actors.records import SessionRecord
+from actors.records import PutStatus, ResultClaim, SessionRecord
 
 Ask = Abort | OpenSession | CloseSession | ForkSession | GetSession | FlushCache
 
@@ -108,6 +108,15 @@ class PoolPort(Protocol):
 
     async def rollback_session(self, tenant: str, session_id: str, *, turn: str) -> SessionRolledBack:
         """Its `reason` says why not. Raises SessionUnknown, NoWorker, StoreError."""
+
+    async def claim_result(self, tenant: str, key: str, *, digest: bytes, owner: str) -> ResultClaim:
+        """See `SessionStore.claim_result`. Raises StoreError."""
+
+    async def put_result(self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes) -> PutStatus:
+        """Raises StoreError."""
+
+    async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
+        """Raises StoreError."""
 
     async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]: ...
 

@@ -18,12 +18,13 @@ from typing import Any
 from actors import process
 from actors.messages import SessionClosed, SessionMode, SessionRolledBack
 from actors.ports import Member, Placement, WorkerGone
-from actors.records import SessionRecord, SessionStore, StoreError
+from actors.records import PutStatus, ResultClaim, SessionRecord, SessionStore, StoreError
 from cluster.balancer import Balancer
 from cluster.fleet import Fleet
 from cluster.membership import Worker
 from cluster.placement import ending_cost
 from cluster.reconcile import Adopt, reconcile
+from cluster.results import ResultDesk
 from cluster.runtime import Runtime, WorkerSilent
 from cluster.scaling import Scaler
 from cluster.sessions import NO_WORKER_WAIT_S, SessionDesk
@@ -69,6 +70,7 @@ class Pool:
         self._wanted_until = clock()
         self._store = OffloadedStore(store)
         self._watch = StoreWatch(self._store)
+        self._results = ResultDesk(self._store, config.store.idempotency_ttl_s, wall_clock)
         self._fleet = Fleet(runtime, config.cluster, self.pool_id, clock, self._on_death)
         self._desk = SessionDesk(
             self._fleet, runtime, self._store, config.sessions, wait_s=wait_s, wall_clock=wall_clock
@@ -160,6 +162,15 @@ class Pool:
     async def rollback_session(self, tenant: str, session_id: str, *, turn: str) -> SessionRolledBack:
         await self._adopted.wait()
         return await self._desk.rollback(tenant, session_id, turn=turn)
+
+    async def claim_result(self, tenant: str, key: str, *, digest: bytes, owner: str) -> ResultClaim:
+        return await self._results.claim(tenant, key, digest=digest, owner=owner)
+
+    async def put_result(self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes) -> PutStatus:
+        return await self._results.put(tenant, key, digest=digest, owner=owner, body=body)
+
+    async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
+        return await self._results.release(tenant, key, owner=owner)
 
     async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
         return await self._desk.list(tenant, after=after, limit=limit)

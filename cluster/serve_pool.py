@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.messages import Abort, Event, SessionMode, SessionRolledBack, Submit
 from actors.ports import Ask, Member, NoWorker, Placement, WorkerGone, WorkerPort
-from actors.records import SessionRecord, StoreError
+from actors.records import PutStatus, ResultClaim, SessionRecord, StoreError
 from cluster.answers import DOWN, EXPECTED, OK, Answer, refusal, unwrap
 from cluster.pool import Pool
 
@@ -24,6 +24,9 @@ METHODS = frozenset(
         "fork_session",
         "rollback_session",
         "close_session",
+        "claim_result",
+        "put_result",
+        "release_result",
         "list_sessions",
         "get_session",
         "status",
@@ -130,6 +133,19 @@ class ServePool:
         answer = await self._call("rollback_session", (tenant, session_id), {"turn": turn})
         done: SessionRolledBack = unwrap(answer, NoWorker)
         return done
+
+    async def claim_result(self, tenant: str, key: str, *, digest: bytes, owner: str) -> ResultClaim:
+        options = {"digest": digest, "owner": owner}
+        claim: ResultClaim = unwrap(await self._call("claim_result", (tenant, key), options), StoreError)
+        return claim
+
+    async def put_result(self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes) -> PutStatus:
+        options = {"digest": digest, "owner": owner, "body": body}
+        status: PutStatus = unwrap(await self._call("put_result", (tenant, key), options), StoreError)
+        return status
+
+    async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
+        return bool(unwrap(await self._call("release_result", (tenant, key), {"owner": owner}), StoreError))
 
     async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
         options = {"after": after, "limit": limit}

@@ -91,6 +91,8 @@ class Door:
         first = core.requests.named(submit.tenant, submit.rid, request.session_key)[0]
         if first is not request:
             return _taken(submit, first.submit)
+        if submit.only_join:
+            return Verdict.abort(Reason.WORKER_LOST, "the request to be joined does not run here")
         waiting = core.requests.num_waiting + core.requests.num_compiling + core.requests.num_waking
         if waiting >= core.settings.max_waiting:
             text = f"{waiting} requests are waiting; the limit is {core.settings.max_waiting}"

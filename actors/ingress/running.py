@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from actors.ingress.channel import Batch, Line, Pump, spawn
 from actors.ingress.errors import ApiError
 from actors.ingress.metrics import RequestMeter
+from actors.ingress.patience import Patience
+from actors.ingress.results import Keeper
 from actors.messages import Abort, Finished, Outcome, Reason, Stage, Submit
 from actors.ports import NoWorker, WorkerGone
 
@@ -41,8 +43,7 @@ class Running:
         self.delivered = 0
         self._told: list[int] = []
         """What was delivered, if it may have to be resumed."""
-        self._lost_at_s = 0.0
-        """When the last worker was lost, on the meter's clock."""
+        self._patience = Patience(call.submit, meter, router.timeouts, router.park_s)
         self.stage = Stage.ROUTING
         self._router = router
         self._meter = meter
@@ -56,6 +57,9 @@ class Running:
         self._backoff_s = FIRST_BACKOFF_S
         self._ended_here: asyncio.Future[Finished] | None = None
         self._over = False
+        named = call.session is None and call.submit.idempotent
+        self._keeper = Keeper(router.pool, call.submit) if named else None
+        self._stored: Batch | None = None
         router.running.add(self)
 
     @property
@@ -69,6 +73,8 @@ class Running:
         Raises ApiError when no worker can be found to begin with.
         """
         while True:
+            if self._stored is not None:
+                return self._account(self._stored)
             if self._ended_here is not None and self._ended_here.done():
                 return self._finish(self._ended_here.result(), ())
             if self._line is None or self._placing is not None:
@@ -84,6 +90,8 @@ class Running:
                 if not batch.ids:
                     continue
                 batch = Batch(batch.ids)
+            if batch.end is not None and self._keeper is not None:
+                await self._keeper.settle(batch.end, (*self._told, *batch.ids))
             return self._account(batch)
 
     def on_backlog(self, told: Callable[[int], None]) -> None:
@@ -162,22 +170,32 @@ class Running:
                 if self._over:
                     return
                 self._give_up_attempt()
-            self._check_patience()
+            self._patience.check()
             await self._pause()
 
     async def _find_target(self) -> Target:
         """Raises NoWorker also when the pool does not answer for as long as this request may wait."""
         try:
-            return await asyncio.wait_for(self._router.target(self.call, self._avoid), self._patience_left_s())
+            return await asyncio.wait_for(self._router.target(self.call, self._avoid), self._patience.left_s())
         except asyncio.TimeoutError:
             raise NoWorker("the pool does not answer") from None
 
     async def _submit(self, target: Target) -> None:
         if self._over or self._ended_here is not None:
             return  # `wait_for` may swallow a cancellation that meets its result (before Python 3.12).
+        only_join = False
+        if self._keeper is not None:
+            found = await self._keeper.claim(target.worker_id)
+            if self._over or self._ended_here is not None:
+                self._keeper.drop()
+                return
+            if isinstance(found, Batch):
+                self._stored = found
+                return
+            target, only_join = replace(target, worker_id=found.worker_id), found.only_join
         pump = self._router.channels.to(target.worker_id)
         key = uuid.uuid4().hex
-        message = self._message(target, key)
+        message = replace(self._message(target, key), only_join=only_join)
         self._target, self._pump, self.worker_id = target, pump, target.worker_id
         # Before the submit: from here on there may be something to abort.
         self._line = pump.open_line(key, len(self._told))
@@ -189,40 +207,13 @@ class Running:
 
     def _message(self, target: Target, key: str) -> Submit:
         """The submit of one attempt. Time spent here counts against its clocks (rule C1)."""
-        submit = self.call.submit
-        spent_s = self._meter.elapsed_s()
-        ran_s = spent_s - (self._meter.first_token_s or spent_s)
-        running_s = self._router.timeouts.running_s if submit.running_timeout_s is None else submit.running_timeout_s
         return replace(
-            submit,
+            self._patience.with_clocks(self.call.submit),
             key=key,
             ingress=self._router.ingress_id,
             turn=target.turn,
-            waiting_timeout_s=_less(self._waiting_s(), spent_s),
-            running_timeout_s=_less(running_s, ran_s) if self._told else submit.running_timeout_s,
-            deadline_s=_less(submit.deadline_s, spent_s),
             resumed_ids=tuple(self._told),
         )
-
-    def _waiting_s(self) -> float | None:
-        """The limit of the waiting clock, which has stopped for good once there was a token."""
-        asked_s = 0.0 if self._told else self.call.submit.waiting_timeout_s
-        return self._router.timeouts.waiting_s if asked_s is None else asked_s
-
-    def _patience_left_s(self) -> float:
-        limits = [limit for limit in (self._waiting_s(), self.call.submit.deadline_s) if limit]
-        return max(0.001, min([*limits, self._lost_at_s + self._router.park_s]) - self._meter.elapsed_s())
-
-    def _check_patience(self) -> None:
-        waiting_s, deadline_s = self._waiting_s(), self.call.submit.deadline_s
-        spent_s = self._meter.elapsed_s()
-        if deadline_s and spent_s >= deadline_s:
-            raise ApiError(Reason.DEADLINE, "The deadline passed before a worker was ready.", stage=Stage.ROUTING)
-        if waiting_s and spent_s >= waiting_s:
-            message = "The waiting timeout passed before a worker was ready."
-            raise ApiError(Reason.WAITING_TIMEOUT, message, stage=Stage.ROUTING)
-        if spent_s >= self._lost_at_s + self._router.park_s:
-            raise ApiError(Reason.WORKER_LOST, "No worker is ready. Please try again.", stage=Stage.ROUTING)
 
     def _may_repeat(self, batch: Batch) -> bool:
         end = batch.end
@@ -241,7 +232,7 @@ class Running:
         """Forget where it went, and be ready to place it anew."""
         self._redirects += 1
         if self.delivered:
-            self._lost_at_s = self._meter.elapsed_s()
+            self._patience.lost()
         fresh_only = end.reason in (Reason.SESSION_UNKNOWN, Reason.SESSION_CLOSING) and not end.redirect
         self._give_up_attempt()
         if fresh_only:
@@ -268,7 +259,7 @@ class Running:
             self.delivered += len(batch.ids)
             self.stage = Stage.DECODE
             self._meter.tokens(len(batch.ids))
-            if self.call.resume:
+            if self.call.resume or self._keeper is not None:
                 self._told.extend(batch.ids)
         return batch if batch.end is None else self._finish(batch.end, batch.ids)
 
@@ -306,9 +297,6 @@ class Running:
 
     def _leave(self) -> None:
         self._over = True
+        if self._keeper is not None:
+            self._keeper.drop()
         self._router.running.discard(self)
-
-
-def _less(limit_s: float | None, spent_s: float) -> float | None:
-    """What is left of a limit. 0 and None keep their meaning (off, server default)."""
-    return limit_s if not limit_s else max(limit_s - spent_s, 0.001)

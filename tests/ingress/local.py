@@ -24,7 +24,7 @@ from actors.messages import (
     Submit,
 )
 from actors.ports import Ask, Member, NoWorker, Placement, WorkerGone
-from actors.records import SessionRecord
+from actors.records import PutStatus, ResultClaim, SessionRecord
 from actors.runner.base import ModelRunner
 from actors.runner.toy import ToyRunner
 from actors.worker.shell import WorkerShell, WorkerStopped
@@ -82,6 +82,8 @@ class LocalPool:
 
     def __init__(self, store: SqliteStore, workers: list[LocalWorker]) -> None:
         self.store = store
+        self.lease_s = 20.0
+        self.result_ttl_s = 3600.0
         self.workers = {worker.shell.worker_id: worker for worker in workers}
 
     async def members(self) -> list[Member]:
@@ -163,6 +165,18 @@ class LocalPool:
             if not answer.ask_again:
                 return answer
             await asyncio.sleep(0.01)
+
+    async def claim_result(self, tenant: str, key: str, *, digest: bytes, owner: str) -> ResultClaim:
+        return self.store.claim_result(tenant, key, digest=digest, owner=owner, now=time.time(), lease_s=self.lease_s)
+
+    async def put_result(self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes) -> PutStatus:
+        now = time.time()
+        return self.store.put_result(
+            tenant, key, digest=digest, owner=owner, body=body, now=now, ttl_s=self.result_ttl_s
+        )
+
+    async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
+        return self.store.release_result(tenant, key, owner=owner)
 
     async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
         return self.store.list_sessions(tenant, after=after, limit=limit)

@@ -24,7 +24,17 @@ from actors.messages import (
     Tokens,
 )
 from actors.ports import Ask, Member, NoWorker, Placement, WorkerGone
-from actors.records import SessionExists, SessionRecord, SessionUnknown, TurnUnknown
+from actors.records import (
+    ClaimStatus,
+    PutStatus,
+    ResultClaim,
+    ResultRecord,
+    ResultState,
+    SessionExists,
+    SessionRecord,
+    SessionUnknown,
+    TurnUnknown,
+)
 
 Script = Callable[[Submit], list[Event]]
 
@@ -186,6 +196,17 @@ class ScriptedPool:
         )
         self.sessions[session_id] = record
         return Placement(record.owner, record)
+
+    async def claim_result(self, tenant: str, key: str, *, digest: bytes, owner: str) -> ResultClaim:
+        """Every key is free."""
+        record = ResultRecord(state=ResultState.RUNNING, digest=digest, owner=owner, until=0.0)
+        return ResultClaim(status=ClaimStatus.CLAIMED, record=record)
+
+    async def put_result(self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes) -> PutStatus:
+        return PutStatus.STORED
+
+    async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
+        return True
 
     async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
         self.places += 1

@@ -1,0 +1,154 @@
+"""Exactly once for requests without a session (rule T2): their key is claimed in the store before they run, and their
+result kept under it. Turns need none of this: a session's history is its own record.
+
+A claim names the worker, so that who sends the request again can join it there. It lapses when nobody renews it: an
+ingress that dies leaves its keys free after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from array import array
+from dataclasses import dataclass
+
+import msgpack
+
+from actors.ingress.channel import Batch, spawn
+from actors.ingress.errors import ApiError
+from actors.messages import Finished, Outcome, Reason, Stage, Submit, TokenIds
+from actors.ports import PoolPort
+from actors.records import ClaimStatus, ResultRecord, StoreError
+
+log = logging.getLogger(__name__)
+
+RENEW_S = 5.0
+"""How often a claim is renewed; the pool lets it lapse after some times that."""
+HEADER = "Idempotency-Key"
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Where the request is to be sent. `only_join`: it runs there already, and must not begin anew."""
+
+    worker_id: str
+    only_join: bool = False
+
+
+class Keeper:
+    """The claim of one request. `settle` or `drop` it when the request is over."""
+
+    def __init__(self, pool: PoolPort, submit: Submit) -> None:
+        self._pool = pool
+        self._tenant, self._key, self._digest, self._join = submit.tenant, submit.rid, submit.digest, submit.join
+        self._owner = ""
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def claim(self, worker_id: str) -> Go | Batch:
+        """Leave to run it on this worker, or where it runs, or its stored result.
+
+        Raises ApiError: the key has another body, its result is forgotten, it runs and is not to be joined, or the
+        store cannot say.
+        """
+        await self._release()
+        owner = f"{worker_id} {uuid.uuid4().hex}"
+        try:
+            found = await self._pool.claim_result(self._tenant, self._key, digest=self._digest, owner=owner)
+        except StoreError as error:
+            message = "The session store cannot be reached, so that it is unknown whether this request was answered."
+            raise ApiError(Reason.INTERNAL, message, stage=Stage.ROUTING) from error
+        except asyncio.CancelledError:
+            self._owner = owner  # It may have been claimed all the same.
+            self.drop()
+            raise
+        if found.status is ClaimStatus.CLAIMED:
+            self._owner = owner
+            self._renewing = spawn(self._renew(owner))
+            return Go(worker_id)
+        if found.status is ClaimStatus.DONE:
+            return _unpack(found.record)
+        if found.status is ClaimStatus.RUNNING and self._join:
+            return Go(found.record.owner.partition(" ")[0], only_join=True)
+        raise _refused(found.status)
+
+    async def settle(self, end: Finished, ids: TokenIds) -> None:
+        """Keep the result of a request that ended by itself; any other end leaves the key as if it had never been.
+
+        The answer does not depend on it: where the store fails, the claim lapses, and a repetition runs anew.
+        """
+        if end.outcome is Outcome.ABORT or not self._owner:
+            await self._release()
+            return
+        owner = self._forget()
+        body = _pack(end, ids)
+        await asyncio.shield(spawn(self._put(owner, body)))  # Also for a client that leaves meanwhile.
+
+    def drop(self) -> None:
+        """The request is over without a result."""
+        if self._owner:
+            spawn(self._release())
+
+    async def _put(self, owner: str, body: bytes) -> None:
+        try:
+            await self._pool.put_result(self._tenant, self._key, digest=self._digest, owner=owner, body=body)
+        except StoreError as error:
+            log.error("a result could not be kept, so that its key will run anew: %s", error)
+
+    async def _release(self) -> None:
+        owner = self._forget()
+        if owner:
+            try:
+                await self._pool.release_result(self._tenant, self._key, owner=owner)
+            except StoreError as error:
+                log.warning("a claim could not be given up, and will lapse: %s", error)
+
+    def _forget(self) -> str:
+        owner, self._owner = self._owner, ""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
+        return owner
+
+    async def _renew(self, owner: str) -> None:
+        while self._owner == owner:
+            await asyncio.sleep(RENEW_S)
+            try:
+                await self._pool.claim_result(self._tenant, self._key, digest=self._digest, owner=owner)
+            except StoreError as error:
+                log.warning("a claim could not be renewed: %s", error)
+
+
+def _refused(status: ClaimStatus) -> ApiError:
+    if status is ClaimStatus.RUNNING:
+        message = "A request of this key is running; set `on_duplicate` to `join`, wait for its end, or abort it."
+        return ApiError(Reason.SESSION_BUSY, message, param=HEADER, stage=Stage.ROUTING)
+    if status is ClaimStatus.EXPIRED:
+        message = "A request of this key was answered; its result is no longer kept. Use another key to run it anew."
+        code = "idempotency_key_expired"
+        return ApiError(Reason.INVALID, message, param=HEADER, stage=Stage.ROUTING, code=code)
+    message = "This key was used with another body."
+    code = "idempotency_key_reused"
+    return ApiError(Reason.INVALID, message, param=HEADER, stage=Stage.ROUTING, code=code, status=422)
+
+
+def _pack(end: Finished, ids: TokenIds) -> bytes:
+    kept = (1, end.outcome.value, end.matched, end.prompt_tokens, end.cached_tokens, array("i", ids).tobytes())
+    body: bytes = msgpack.packb(kept)
+    return body
+
+
+def _unpack(record: ResultRecord) -> Batch:
+    _, outcome, matched, prompt_tokens, cached_tokens, packed = msgpack.unpackb(record.body)
+    ids = tuple(array("i", packed))
+    end = Finished(
+        ingress="",
+        key="",
+        outcome=Outcome(outcome),
+        matched=matched,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=len(ids),
+        cached_tokens=cached_tokens,
+        replayed=True,
+    )
+    return Batch(ids, end)
