@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import takewhile
@@ -385,6 +386,14 @@ def test_a_server_that_is_not_there_is_a_clear_error_at_once() -> None:
     port = free_port()
     with pytest.raises(StoreError, match=rf"session store redis://127\.0\.0\.1:{port}/0: .*refused"):
         open_redis(RedisSettings(f"redis://127.0.0.1:{port}/0"))
+
+
+def test_without_the_client_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("cluster.store.redis")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(StoreError, match=r"redis://\*\*\*@h: it needs the extra: pip install 'remora\[redis\]'"):
+        open_shared(StoreConfig(url="redis://:hunter2@h"))
 
 
 def test_a_newer_schema_is_refused_and_left_as_it_is(server: RedisServer) -> None:
