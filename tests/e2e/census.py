@@ -71,13 +71,8 @@ async def take(client: RawClient, root_pid: int | None = None) -> Census:
             _add_worker(census, row)
     pool, store = stats["pool"], stats["store"]
     census.held["pool"] = {"sessions": pool["sessions"], "held sessions": pool["held_sessions"], **_process(pool)}
-    census.held["store"] = {
-        "sessions": store["sessions"],
-        "turns": store["turns"],
-        "file bytes": store["file_bytes"],
-        "journal bytes": store["journal_bytes"],
-        **_process(store),
-    }
+    sizes = {what.replace("_", " "): count for what, count in store.items() if type(count) is int}
+    census.held["store"] = sizes | _process(store)
     if root_pid is not None:
         told = {stats["ingress"]["process"]["pid"], pool["process"]["pid"], store["process"]["pid"]}
         told |= {row["pid"] for row in stats["workers"] if "pid" in row}
