@@ -1,4 +1,4 @@
-"""More verbs of scenario files: forks, rollbacks, hibernated KV, and workers that leave. Docstrings are usages."""
+"""More verbs of scenario files: forks, rollbacks, hibernated KV, grammars, workers that leave. Docstrings are usages."""
 
 from __future__ import annotations
 
@@ -39,6 +39,15 @@ def kv(scenario: Scenario, command: Command) -> None:
         session = worker.engine.core.sessions.find("t", lost) if lost else None
         if session is not None and session.uid in effects.kv.images:
             effects.lose_image(session.uid, keep)
+
+
+@verb
+def grammars(scenario: Scenario, command: Command) -> None:
+    """grammars slow=SECONDS [timeouts=yes|no]: how long compiling takes, and whether it is given up then"""
+    slow, timeouts = command.take("slow", float, 0.002), command.take("timeouts", str, "no")
+    for worker in scenario.sim.workers.values():
+        worker.effects.grammar_delay_s = (slow, slow)
+        worker.effects.grammar_timeouts = 1.0 if timeouts == "yes" else 0.0
 
 
 @verb

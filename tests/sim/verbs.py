@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from actors.engine.request import RequestState
-from actors.messages import OnBusy, SessionMode
+from actors.messages import Grammar, GrammarKind, OnBusy, SessionMode
 from actors.records import SessionExists, SessionUnknown
 from tests.sim.audit import reference
 from tests.sim.cluster import SimCluster, prompt_of
@@ -79,7 +79,7 @@ def close(scenario: Scenario, command: Command) -> None:
 @verb
 def request(scenario: Scenario, command: Command) -> None:
     """request CALL prompt=N|like=CALL [max=N] [rid=NAME] [via=i1] [priority=N] [deadline=S] [waiting=S] [running=S]
-    [tenant=NAME] [weight=N]"""
+    [tenant=NAME] [weight=N] [regex=TEXT]"""
     name = command.words[0]
     prompt = command.take("prompt", int, 4)
     like = command.take("like", str)
@@ -92,6 +92,8 @@ def request(scenario: Scenario, command: Command) -> None:
     fields["running_timeout_s"] = command.take("running", float)
     fields["priority"] = command.take("priority", int, 0)
     fields |= {"tenant": command.take("tenant", str, "t"), "weight": command.take("weight", float, 0.0)}
+    if "regex" in command.options:
+        fields["grammar"] = Grammar(kind=GrammarKind.REGEX, text=command.take("regex", str))
     fields |= _turn_fields(command)
     scenario.sim.request(name, **sent, **fields)
 
@@ -247,5 +249,5 @@ def same(scenario: Scenario, command: Command) -> None:
 def alone(scenario: Scenario, command: Command) -> None:
     """alone CALL: whether a plain request was told what its prompt gives on a fresh cluster"""
     call = scenario.sim.calls[command.words[0]]
-    right = call.ids == reference(call.submit.input_ids, len(call.ids))
+    right = call.ids == reference(call.submit.input_ids, len(call.ids), call.submit.grammar)
     scenario.say(f"{call.name}: {len(call.ids)} tokens, " + ("as alone" if right else "not as alone"))
