@@ -16,7 +16,11 @@ PATIENCE_S = 60.0
 
 
 class CutShort(Exception):
-    """The server closed the connection in the middle of its answer, or before it."""
+    """The server closed the connection in the middle of its answer, or before it. `body`: what had come of it."""
+
+    def __init__(self, message: str, body: bytes = b"") -> None:
+        super().__init__(message)
+        self.body = body
 
 
 @dataclass
@@ -112,11 +116,12 @@ def parse(data: bytes) -> Answer:
 
 
 def _joined(body: bytes) -> bytes:
-    parts, at = [], 0
+    parts: list[bytes] = []
+    at = 0
     while True:
         line_end = body.find(b"\r\n", at)
         if line_end < 0:
-            raise CutShort(f"a body that was cut: …{body[-200:]!r}")
+            raise CutShort(f"a body that was cut: …{body[-200:]!r}", b"".join(parts))
         size = int(body[at:line_end], 16)
         if size == 0:
             return b"".join(parts)

@@ -1,0 +1,182 @@
+"""What befalls a cluster in a chaos run: who is killed, frozen, drained or added, and when, all from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.e2e.chaos_ledger import Ledger
+from tests.e2e.chaos_rig import Rig, send
+from tests.e2e.raw_http import RawClient
+
+LOOK_S = 3.0
+"""How long the cluster has to say who its workers are."""
+KINDS: dict[str, float] = {
+    "worker killed": 5,
+    "worker frozen, short": 3,
+    "worker frozen, long": 2,
+    "ingress killed": 3,
+    "proxy killed": 1,
+    "pool killed": 2,
+    "store killed": 2,
+    "controller killed": 1,
+    "scaled": 4,
+    "node killed": 1.5,
+}
+"""How often each comes, relative to the others."""
+
+
+@dataclass(frozen=True)
+class Blow:
+    """`pick`: from 0 to 1, whom it hits. `length`: from 0 to 1, for how long."""
+
+    at_s: float
+    kind: str
+    pick: float
+    length: float
+
+
+def blows(rng: random.Random, seconds: float, pause_s: float, nodes: bool) -> list[Blow]:
+    """One of each kind at first, in some order, then as they come; `pause_s` between two, on average."""
+    kinds = {kind: weight for kind, weight in KINDS.items() if nodes or kind != "node killed"}
+    order = list(kinds)
+    rng.shuffle(order)
+    found: list[Blow] = []
+    at_s = pause_s / 2
+    while at_s < seconds:
+        kind = order.pop() if order else rng.choices(list(kinds), list(kinds.values()))[0]
+        found.append(Blow(at_s, kind, rng.random(), rng.random()))
+        at_s += pause_s * rng.uniform(0.5, 1.5)
+    return found
+
+
+class Fate:
+    """`dead_s`: after how long a silent worker counts as dead. `most`: workers there may be."""
+
+    def __init__(self, rig: Rig, ledger: Ledger, http: RawClient, clients: set[str], dead_s: float, most: int) -> None:
+        self.rig = rig
+        self.ledger = ledger
+        self._http = http
+        self._clients = clients
+        self._dead_s = dead_s
+        self._most = most
+        self._ids: dict[int, str] = {}
+        """Workers by their process."""
+        self._later: set[asyncio.Task[None]] = set()
+        self._strike: dict[str, Callable[[Blow], Awaitable[bool]]] = {
+            "worker killed": self._kill_worker,
+            "worker frozen, short": self._freeze,
+            "worker frozen, long": self._freeze,
+            "scaled": self._scale,
+            "node killed": self._kill_node,
+        }
+
+    async def run(self, plan: list[Blow]) -> None:
+        """Everything in its time; then nobody is frozen any more, and all nodes are there."""
+        began_at = time.monotonic()
+        for blow in plan:
+            await asyncio.sleep(max(0.0, began_at + blow.at_s - time.monotonic()))
+            if not await self._strike.get(blow.kind, self._kill_process)(blow):
+                self.ledger.skipped[blow.kind] += 1
+        await asyncio.gather(*self._later)
+        self.rig.thaw()
+
+    async def settle(self, count: int, within_s: float) -> bool:
+        """Whether as many workers as should be are ready in time."""
+        give_up_at = time.monotonic() + within_s
+        while time.monotonic() < give_up_at:
+            if await self._scaled(count) and [row["state"] for row in await self._rows()] == ["ready"] * count:
+                return True
+            await asyncio.sleep(0.5)
+        return False
+
+    # -- what befalls ----------------------------------------------------------------------------------------------
+
+    async def _kill_process(self, blow: Blow) -> bool:
+        """Of the kind that the blow's name begins with; every client may notice."""
+        pids = self.rig.pids(blow.kind.split()[0])
+        if not pids or not send(_picked(pids, blow), signal.SIGKILL):
+            return False
+        self.ledger.struck(blow.kind, set(self._clients))
+        return True
+
+    async def _kill_worker(self, blow: Blow) -> bool:
+        pid = await self._worker(blow)
+        if pid is None or not send(pid, signal.SIGKILL):
+            return False
+        self.ledger.struck(blow.kind, self.ledger.owned_by(self._ids.get(pid, "")))
+        return True
+
+    async def _freeze(self, blow: Blow) -> bool:
+        """For less than what counts as dead, or for so long that it wakes up in a world that has gone on."""
+        pid = await self._worker(blow)
+        if pid is None or not send(pid, signal.SIGSTOP):
+            return False
+        shares = (0.1, 0.7) if blow.kind.endswith("short") else (1.3, 2.0)
+        length_s = self._dead_s * (shares[0] + blow.length * (shares[1] - shares[0]))
+        self.ledger.struck(blow.kind, self.ledger.owned_by(self._ids.get(pid, "")))
+        self._after(length_s, lambda: send(pid, signal.SIGCONT))
+        return True
+
+    async def _scale(self, blow: Blow) -> bool:
+        count = 1 + int(blow.pick * self._most)
+        if not await self._scaled(count):
+            return False
+        self.ledger.struck(blow.kind, set(self._clients))
+        return True
+
+    async def _kill_node(self, blow: Blow) -> bool:
+        """And add another one a while later."""
+        if not self.rig.nodes:
+            return False
+        index = int(blow.pick * len(self.rig.nodes))
+        self.ledger.struck(blow.kind, set(self._clients))
+        await asyncio.to_thread(self.rig.kill_node, index)
+        self._after(2.0 + 6.0 * blow.length, self._add_node)
+        return True
+
+    def _add_node(self) -> None:
+        self.rig.add_node()
+        self.ledger.struck("node added", set(self._clients))
+
+    # -- plumbing --------------------------------------------------------------------------------------------------
+
+    async def _worker(self, blow: Blow) -> int | None:
+        await self._rows()
+        pids = self.rig.pids("worker")
+        return _picked(pids, blow) if pids else None
+
+    async def _rows(self) -> list[dict[str, Any]]:
+        """Workers, as the cluster tells; none while it cannot."""
+        try:
+            answer = await asyncio.wait_for(self._http.call("GET", "/v1/stats"), LOOK_S)
+            rows: list[dict[str, Any]] = answer.tree["workers"] if answer.status == 200 else []
+        except Exception as error:  # Whatever it is: this one is being killed just now.
+            self.ledger.errors[f"stats: {type(error).__name__}"] += 1
+            return []
+        self._ids |= {row["pid"]: row["id"] for row in rows if "pid" in row}
+        return rows
+
+    async def _scaled(self, count: int) -> bool:
+        try:
+            await asyncio.to_thread(self.rig.scale, count)
+        except Exception as error:  # Serve raises many kinds while the pool or its controller starts anew.
+            self.ledger.say(f"could not be scaled: {type(error).__name__}")
+            return False
+        return True
+
+    def _after(self, seconds: float, act: Callable[[], object]) -> None:
+        async def wait() -> None:
+            await asyncio.sleep(seconds)
+            act()
+
+        self._later.add(asyncio.create_task(wait()))
+
+
+def _picked(pids: list[int], blow: Blow) -> int:
+    return pids[int(blow.pick * len(pids))]

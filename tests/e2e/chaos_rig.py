@@ -1,0 +1,109 @@
+"""A real Ray cluster of several nodes on this machine with the product on it, and hands on all of its processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cluster import environment
+from tests.e2e.census import descendants
+from tests.e2e.server import Server, running
+
+TITLES = {
+    "worker": "ray::WorkerActor",
+    "ingress": "ray::ServeReplica:remora:ingress",
+    "pool": "ray::ServeReplica:remora:pool",
+    "store": "ray::StoreService",
+    "proxy": "ray::ProxyActor",
+    "controller": "ray::ServeController",
+}
+NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
+PATIENT_RAY = {
+    "health_check_initial_delay_ms": 2000,
+    "health_check_period_ms": 1000,
+    "health_check_failure_threshold": 5,
+}
+"""So that the death of a node, which only silence tells, is known within seconds."""
+SCALE_S = 20.0
+
+
+class Rig:
+    """`nodes`: the raylets that may be killed. The head, which has pool and store, is none of them."""
+
+    def __init__(self, cluster: Any, nodes: list[Any], server: Server) -> None:
+        self.cluster = cluster
+        self.nodes = nodes
+        self.server = server
+
+    def pids(self, what: str) -> list[int]:
+        """Living processes of a kind (see `TITLES`), oldest first."""
+        return [pid for pid in descendants(1) if _title(pid).startswith(TITLES[what]) and self._is_ours(pid)]
+
+    def _is_ours(self, pid: int) -> bool:
+        """A cluster's processes carry its address, whoever is their parent by now."""
+        try:
+            words = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+        return _MARK.encode() + b"=" + str(os.getpid()).encode() in words.split(b"\0")
+
+    def scale(self, count: int) -> None:
+        """Have the pool want so many workers. Blocks; raises what Serve does while the pool cannot be reached."""
+        from ray import serve
+
+        handle: Any = serve.get_deployment_handle("pool", "remora")
+        handle.reconfigure.remote({"workers": count}).result(timeout_s=SCALE_S)
+
+    def kill_node(self, index: int) -> None:
+        self.cluster.remove_node(self.nodes.pop(index), allow_graceful=False)
+
+    def add_node(self) -> None:
+        self.nodes.append(self.cluster.add_node(wait=False, **NODE))
+
+    def thaw(self) -> None:
+        """Nobody is left frozen."""
+        for pid in self.pids("worker"):
+            send(pid, signal.SIGCONT)
+
+
+_MARK = "REMORA_CHAOS"
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def send(pid: int, number: int) -> bool:
+    """Whether there was somebody to get the signal."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextmanager
+def rigged(folder: Path, config: dict[str, Any], nodes: int) -> Iterator[Rig]:
+    """A cluster of a head and so many nodes, with the server up on it."""
+    os.environ[_MARK] = str(os.getpid())
+    environment.prepare()
+    import ray
+    from ray.cluster_utils import Cluster
+
+    head = {**NODE, "num_cpus": 0, "include_dashboard": False, "_system_config": PATIENT_RAY}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        raylets = [cluster.add_node(**NODE) for _ in range(nodes)]
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        with running(folder, config, RAY_ADDRESS=cluster.address) as server:
+            yield Rig(cluster, raylets, server)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
