@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from actors.ingress.deployment import IngressDeployment
+from cluster.located import with_vocabulary
 from cluster.pool_deployment import PoolDeployment, serve_pool_port
 from configs import RemoraConfig, from_tree, load, to_tree
 from configs.keys import keys_in
@@ -17,13 +18,19 @@ from configs.load import check
 
 def app(args: Mapping[str, Any]) -> Any:
     """The bound application. `args`: settings as in a config file (`{"workers": {"count": 2}}`), and `config`: a file
-    to take the rest from. Raises ConfigError."""
+    to take the rest from, on the node that builds it. Finds or fetches the model, so that one that cannot be had fails
+    here. Raises ConfigError, ModelError."""
+    return build_app(with_vocabulary(settings_of(args)))
+
+
+def settings_of(args: Mapping[str, Any]) -> RemoraConfig:
+    """See `app`. Raises ConfigError."""
     settings = dict(args)
     path = settings.pop("config", None)
     if path is None:
-        return build_app(check(from_tree(RemoraConfig, settings)))
+        return check(from_tree(RemoraConfig, settings))
     dotted = {f"{section}.{name}": value for section, values in settings.items() for name, value in values.items()}
-    return build_app(load(path, dotted))
+    return load(path, dotted)
 
 
 def build_app(config: RemoraConfig) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import signal
 import socket
 import sys
@@ -16,11 +14,9 @@ from types import FrameType
 from typing import Any
 
 from actors.model.errors import ModelError
-from actors.model.source import resolve, served_name
 from actors.records import StoreError
 from cluster import environment
-from cluster.store.open import sqlite_path
-from cluster.store.urls import is_redis
+from cluster.located import APP_NAME, model_name, with_store_file, with_vocabulary
 from cluster.usage import UsageError
 from configs import RemoraConfig
 from configs.keys import keys_in, read_keys_file
@@ -124,35 +120,21 @@ def with_absolute_files(config: RemoraConfig) -> RemoraConfig:
 
 
 def located(config: RemoraConfig) -> RemoraConfig:
-    """Find or fetch the model before anything is started, and say where the sessions are, in words that mean the same
-    to every process, as an absolute path does, and whose token ids these are. Raises UsageError."""
+    """Find or fetch the model before anything is started, and say where the sessions are, and whose token ids these
+    are. Raises UsageError."""
     try:
-        vocabulary = vocabulary_of(config)
-        if is_redis(config.store.url):
-            return replace(config, store=replace(config.store, vocabulary=vocabulary))
-        path = sqlite_path(config.store.url, default_name=f"sessions-{re.sub('[^A-Za-z0-9]+', '-', vocabulary)}")
+        return with_store_file(with_vocabulary(config))
     except (ModelError, StoreError) as error:
         raise UsageError(str(error)) from error
-    return replace(config, store=replace(config.store, url=f"sqlite:{path.absolute()}", vocabulary=vocabulary))
 
 
-def vocabulary_of(config: RemoraConfig) -> str:
-    """A name for what token ids mean to this model: other weights with the same tokenizer may go on with its
-    sessions. Raises ModelError."""
-    if config.workers.runner == "toy":
-        return "toy"
-    folder = resolve(config.model.id, config.model.cache_dir)
-    digest = hashlib.blake2b((folder.path / "tokenizer.json").read_bytes(), digest_size=4).hexdigest()
-    return f"{model_name(config)} {digest}"
-
-
-def await_workers(config: RemoraConfig) -> list[dict[str, Any]]:
+def await_workers(config: RemoraConfig, application: str = APP_NAME) -> list[dict[str, Any]]:
     """Wait until all workers are ready; their rows. Raises RuntimeError with the cause when one fails to start."""
     from cluster.ray_cluster import pool_status
 
     give_up_at = time.monotonic() + config.cluster.start_timeout_s
     while time.monotonic() < give_up_at:
-        status = pool_status()
+        status = pool_status(application)
         deaths = status["pool"]["deaths"]
         if deaths:
             raise RuntimeError(f"a worker failed to start: {deaths[-1]['cause']}")
@@ -169,12 +151,6 @@ def ready_line(config: RemoraConfig, rows: list[dict[str, Any]]) -> str:
     url = f"http://{f'[{host}]' if ':' in host else host}:{config.ingress.port}/v1"
     plural = "worker" if len(rows) == 1 else "workers"
     return f"ready: {model_name(config)} on {len(rows)} {plural}, {tokens:,} KV tokens, {url} (Ctrl-C stops it)"
-
-
-def model_name(config: RemoraConfig) -> str:
-    if config.model.served_name:
-        return config.model.served_name
-    return "toy" if config.workers.runner == "toy" else served_name(config.model.id)
 
 
 def say(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 from typing import Any
 
 from ray import serve
@@ -13,11 +14,14 @@ from ray.serve.exceptions import RayServeException
 from actors.ports import PoolPort
 from cluster import serve_pool
 from cluster.answers import DOWN, Answer
+from cluster.located import application_namespace, of_application, with_store_file
 from cluster.pool import Pool
 from cluster.ray_errors import cause_of
-from cluster.ray_runtime import HEAD_NODE, RayRuntime, WorkerPorts, open_remote_store
+from cluster.ray_runtime import HEAD_NODE, RayRuntime, WorkerPorts, end_actors, open_remote_store
 from cluster.serve_pool import ServePool
 from configs import RemoraConfig, from_tree
+
+logger = logging.getLogger("remora.pool")
 
 MAX_ONGOING_REQUESTS = 10_000
 
@@ -33,10 +37,13 @@ MAX_ONGOING_REQUESTS = 10_000
 )
 class PoolDeployment:
     """`PoolDeployment.bind(config_tree)`. Workers outlive it: the next one adopts them; without one, their lease ends.
-    `shutdown` ends them at once."""
+    `shutdown` ends them at once, and so does the end of the application (`serve shutdown`, or a config file without
+    it)."""
 
     async def __init__(self, config_tree: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
-        config = from_tree(RemoraConfig, config_tree)
+        application = serve.get_replica_context().app_name
+        config = with_store_file(of_application(from_tree(RemoraConfig, config_tree), application), application)
+        self._application, self._namespace = application, config.cluster.namespace
         store = await asyncio.to_thread(open_remote_store, config)
         self._pool = Pool(RayRuntime(config, store), store, config)
         self._pool.start()
@@ -62,13 +69,30 @@ class PoolDeployment:
         self._pool.check()
 
     async def __del__(self) -> None:
-        if hasattr(self, "_pool"):
+        if not hasattr(self, "_pool"):
+            return
+        if await asyncio.to_thread(is_being_deleted, self._application):
+            await self._pool.shutdown()
+            await asyncio.to_thread(end_actors, self._namespace)
+        else:
             await self._pool.abandon()
 
 
+def is_being_deleted(application: str) -> bool:
+    """Whether Serve ends this application for good, not only this replica. False also when Serve does not say: then
+    the workers' lease decides."""
+    try:
+        found = serve.status().applications.get(application)
+    except (RayError, RayServeException) as error:
+        logger.warning("it cannot be told whether %s is being deleted: %s", application, cause_of(error))
+        return False
+    return found is not None and found.status == "DELETING"
+
+
 def serve_pool_port(namespace: str, handle: Any) -> PoolPort:
-    """The ingress's port to the pool, out of the deployment's handle. Runs in the ingress replica."""
-    ports = WorkerPorts(namespace)
+    """The ingress's port to the pool, out of the deployment's handle. Runs in the ingress replica. `namespace`: as
+    configured."""
+    ports = WorkerPorts(application_namespace(namespace, serve.get_replica_context().app_name))
     return ServePool(lambda method, args, kwargs: ask_pool(handle, method, args, kwargs), ports.port, ports.keep)
 
 

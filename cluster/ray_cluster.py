@@ -17,13 +17,13 @@ from ray.exceptions import RayError
 from cluster import processes
 from cluster.app import build_app
 from cluster.environment import PACKAGES, code_root, is_checkout
+from cluster.located import APP_NAME
 from cluster.ray_errors import cause_of
 from cluster.ray_runtime import end_actors, open_remote_store
 from configs import RemoraConfig
 
 logger = logging.getLogger("remora.cluster")
 
-APP_NAME = "remora"
 OBJECT_STORE_BYTES = 128 * 2**20
 """Nothing large passes through Ray's object store."""
 SHUTDOWN_S = 15.0
@@ -80,9 +80,9 @@ def deploy(cluster: Cluster) -> None:
         raise RuntimeError(cause_of(error)) from error
 
 
-def pool_status() -> dict[str, Any]:
+def pool_status(application: str = APP_NAME) -> dict[str, Any]:
     """`Pool.status`, past HTTP. Raises RuntimeError while the pool cannot be reached."""
-    kind, value = _call_pool("status")
+    kind, value = _call_pool("status", application)
     if kind != "ok":
         raise RuntimeError(value)
     status: dict[str, Any] = value
@@ -131,8 +131,8 @@ def _end_application(cluster: Cluster) -> None:
         serve.shutdown()
 
 
-def _call_pool(method: str) -> tuple[str, Any]:
-    handle = serve.get_deployment_handle("pool", APP_NAME)
+def _call_pool(method: str, application: str = APP_NAME) -> tuple[str, Any]:
+    handle = serve.get_deployment_handle("pool", application)
     response = handle.answer.remote(method, (), {})
     answer: tuple[str, Any] = response.result(timeout_s=SHUTDOWN_S)
     return answer
