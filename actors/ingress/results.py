@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from array import array
 from dataclasses import dataclass
@@ -19,12 +20,17 @@ from actors.ingress.channel import Batch, spawn
 from actors.ingress.errors import ApiError
 from actors.messages import Finished, Outcome, Reason, Stage, Submit, TokenIds
 from actors.ports import PoolPort
-from actors.records import ClaimStatus, ResultRecord, StoreError
+from actors.records import ClaimStatus, ResultRecord, StoreError, StoreFull
 
 log = logging.getLogger(__name__)
 
 RENEW_S = 5.0
 """How often a claim is renewed; the pool lets it lapse after some times that."""
+STORE_WAIT_S = 1.0
+"""How long an answer waits for its result to be stored; where the pool or its store is away, that goes on behind it."""
+STORE_TRIES_S = 15.0
+"""How long a result is offered to a store that fails: as long as the claim surely holds."""
+STORE_PAUSE_S = 0.25
 HEADER = "Idempotency-Key"
 
 
@@ -75,14 +81,15 @@ class Keeper:
     async def settle(self, end: Finished, ids: TokenIds) -> None:
         """Keep the result of a request that ended by itself; any other end leaves the key as if it had never been.
 
-        The answer does not depend on it: where the store fails, the claim lapses, and a repetition runs anew.
+        The answer does not depend on it: where the store fails for long, the claim lapses, and a repetition runs anew.
         """
         if end.outcome is Outcome.ABORT or not self._owner:
             await self._release()
             return
         owner = self._forget()
         body = _pack(end, ids)
-        await asyncio.shield(spawn(self._put(owner, body)))  # Also for a client that leaves meanwhile.
+        # Neither a client that leaves meanwhile nor the end of our patience ends the work itself.
+        await asyncio.wait({spawn(self._put(owner, body))}, timeout=STORE_WAIT_S)
 
     def drop(self) -> None:
         """The request is over without a result."""
@@ -90,10 +97,17 @@ class Keeper:
             spawn(self._release())
 
     async def _put(self, owner: str, body: bytes) -> None:
-        try:
-            await self._pool.put_result(self._tenant, self._key, digest=self._digest, owner=owner, body=body)
-        except StoreError as error:
-            log.error("a result could not be kept, so that its key will run anew: %s", error)
+        """Until it is stored, or cannot be: a pool that is being replaced is back within seconds."""
+        give_up_at = time.monotonic() + STORE_TRIES_S
+        while True:
+            try:
+                await self._pool.put_result(self._tenant, self._key, digest=self._digest, owner=owner, body=body)
+                return
+            except StoreError as error:
+                if isinstance(error, StoreFull) or time.monotonic() > give_up_at:
+                    log.error("a result could not be kept, so that its key will run anew: %s", error)
+                    return
+            await asyncio.sleep(STORE_PAUSE_S)
 
     async def _release(self) -> None:
         owner = self._forget()

@@ -157,3 +157,29 @@ def test_a_store_that_fails_is_told_before_and_harmless_after(tmp_path: Path, mo
             assert made(at) == 8
 
     run(check())
+
+
+def test_a_result_is_offered_again_to_a_store_that_was_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T2: the answer does not wait for long; until the result is stored, the key is taken; then it is told again."""
+    monkeypatch.setattr(results, "STORE_WAIT_S", 0.02)
+    monkeypatch.setattr(results, "STORE_PAUSE_S", 0.01)
+
+    async def check() -> None:
+        async with cluster(tmp_path) as at:
+            stores, back, stored = at.pool.put_result, asyncio.Event(), asyncio.Event()
+
+            async def away(*args: Any, **options: Any) -> Any:
+                if not back.is_set():
+                    raise StoreError("the pool is away")
+                await stores(*args, **options)
+                stored.set()
+
+            monkeypatch.setattr(at.pool, "put_result", away)
+            assert text_of(await ask(at).whole()) == reply(ASKED, 8)
+            assert (await ask(at).whole()).status == 409
+            back.set()
+            await asyncio.wait_for(stored.wait(), 5.0)
+            assert (await ask(at).whole()).json()["replayed"]
+            assert made(at) == 8
+
+    run(check())
