@@ -300,12 +300,31 @@ class Drain:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveSession:
     """Give up a session that is in memory here and in which nothing runs or waits: another worker is about to own it
-    (rule P3). Answered by `Reply[bool]`: True: done, and for a while no turn of this epoch is taken in any more."""
+    (rules P3, T5). Answered by `Reply[SessionLeft]`, after its KV was copied if that is to come along.
+
+    `parcel`: name to keep its KV under until it is fetched, if it is no larger than `max_kv_bytes`; empty = leave it.
+    """
 
     tenant: str
     session_id: str
     generation: int
     epoch: int
+    ask: int = 0
+    parcel: str = ""
+    max_kv_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveSession:
+    """This worker owns a session now, and `parcel` has been brought with KV of it: its first full pages, whose keys of
+    16 bytes each are in `keys`. Answered by `Reply[bool]`: whether it was of use."""
+
+    tenant: str
+    session_id: str
+    generation: int
+    epoch: int
+    parcel: str
+    keys: bytes
     ask: int = 0
 
 
@@ -334,6 +353,7 @@ ToWorker = (
     | FlushCache
     | Drain
     | LeaveSession
+    | ReceiveSession
     | IngressLost
     | Shutdown
 )
@@ -421,6 +441,16 @@ class SessionRolledBack:
     dropped: int = 0
     info: SessionInfo | None = None
     ask_again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLeft:
+    """Answer to `LeaveSession`. `left`: done, and for a while no turn of this epoch is taken in any more.
+
+    `keys`: of the pages in the parcel, 16 bytes each; empty when there is none."""
+
+    left: bool
+    keys: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

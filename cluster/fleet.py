@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -30,7 +30,8 @@ WORKER_PREFIX = "worker-"
 
 
 class Fleet:
-    """Owns the membership table. `on_death(worker)` is called once for each worker that died."""
+    """Owns the membership table. `on_death(worker)` is called once for each worker that died; `see_off(worker_id)` when
+    one takes nothing in any more: it moves what should not go down with it."""
 
     def __init__(
         self,
@@ -39,12 +40,14 @@ class Fleet:
         pool_id: str,
         clock: Callable[[], float],
         on_death: Callable[[Worker], None],
+        see_off: Callable[[str], Awaitable[None]],
     ) -> None:
         self._runtime = runtime
         self._config = config
         self._pool_id = pool_id
         self._clock = clock
         self._on_death = on_death
+        self._see_off = see_off
         self._tasks: dict[str, set[asyncio.Task[None]]] = {}
         self._changed = asyncio.Event()
         self._retry_at = clock()
@@ -167,16 +170,22 @@ class Fleet:
             self._tell()
 
     async def _drain(self, worker_id: str) -> None:
-        """Let it take nothing new, wait for what runs, and end it."""
+        """Let it take nothing new, see its sessions off, wait for what runs, and end it."""
         give_up_at = self._clock() + self._config.drain_grace_s
         worker = self.members.get(worker_id)
         while worker is not None and worker.alive and not worker.closed and self._clock() < give_up_at:
             await self._close_door(worker)
-        while worker is not None and worker.alive and self._clock() < give_up_at:
-            since = worker.heard_at
-            await asyncio.sleep(self._config.heartbeat_s)
-            if worker.heard_at > since and not worker.load and not worker.stats.get("live", 0):
-                break
+        leaving = asyncio.ensure_future(self._see_off(worker_id))
+        try:
+            while worker is not None and worker.alive and self._clock() < give_up_at:
+                since = worker.heard_at
+                await asyncio.sleep(self._config.heartbeat_s)
+                idle = worker.heard_at > since and not worker.load and not worker.stats.get("live", 0)
+                if idle and leaving.done():
+                    break
+        finally:
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)  # What did not move goes on from the store.
         await self._end(worker_id, "drained", Reason.WORKER_DRAINING)
 
     async def _close_door(self, worker: Worker) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import uuid
 
-from actors.messages import GetSession, LeaveSession, SessionInfo
+from actors.messages import GetSession, LeaveSession, ReceiveSession, SessionInfo, SessionLeft
 from actors.ports import WorkerGone
 from actors.records import SessionRecord
+from cluster.evacuation import Fate
 from cluster.fleet import Fleet
 from cluster.placement import Directory
-from cluster.runtime import Runtime
+from cluster.runtime import Runtime, WorkerSilent
 from cluster.seats import UNLIMITED, Seats
 from cluster.store.offload import OffloadedStore
+from configs import ClusterConfig
 
 logger = logging.getLogger("remora.pool")
 
@@ -20,13 +24,20 @@ class Mover:
     """The caller holds the session's lock; the store's epochs guard against everybody else."""
 
     def __init__(
-        self, fleet: Fleet, runtime: Runtime, store: OffloadedStore, directory: Directory, seats: Seats
+        self,
+        fleet: Fleet,
+        runtime: Runtime,
+        store: OffloadedStore,
+        directory: Directory,
+        seats: Seats,
+        config: ClusterConfig,
     ) -> None:
         self._fleet = fleet
         self._runtime = runtime
         self._store = store
         self._directory = directory
         self._seats = seats
+        self._config = config
 
     async def stays(self, record: SessionRecord) -> bool:
         """Whether the owner keeps the session: it lives, and is not being drained or has a turn of it.
@@ -38,29 +49,78 @@ class Mover:
             return False
         return not self._fleet.has_closed(record.owner) or await self._is_busy(record)
 
-    async def leave(self, record: SessionRecord, target: str) -> bool:
-        """Have a living owner give up an idle session, and make `target` the owner. False: it keeps it, as a turn runs
-        there, or it cannot be reached. Raises what `move` does."""
+    async def leave(self, record: SessionRecord, target: str | None = None) -> SessionRecord | None:
+        """Have a living owner give up an idle session, and make `target` the owner, or whoever has most headroom. None:
+        it keeps it, as a turn runs there, or it cannot be reached. Raises what `move` does."""
+        parcel = uuid.uuid4().hex
         message = LeaveSession(
-            tenant=record.tenant, session_id=record.session_id, generation=record.generation, epoch=record.epoch
+            tenant=record.tenant,
+            session_id=record.session_id,
+            generation=record.generation,
+            epoch=record.epoch,
+            parcel=parcel,
+            max_kv_bytes=self._config.move_kv_bytes,
         )
-        try:
-            if await self._runtime.ask(record.owner, message) is not True:
-                return False
-        except WorkerGone:
-            return False
-        return (await self.move(record, target)).owner != record.owner
+        async with self._seats.take(UNLIMITED, target) as owner:  # First: nobody gives up what nobody takes.
+            try:
+                left = await self._runtime.ask(record.owner, message)
+            except WorkerGone:
+                return None
+            if not isinstance(left, SessionLeft) or not left.left:
+                return None
+            moved = await self._acquire(record, owner)
+        if left.keys and moved.owner != record.owner:
+            await self._bring_kv(record, moved, parcel, left.keys)
+        return moved
+
+    async def take(self, record: SessionRecord) -> SessionRecord:
+        """Away from an owner that does not keep it: with its KV from one that is being drained, else as it is in the
+        store. Raises what `move` does."""
+        if self._fleet.has_closed(record.owner) and self._fleet.members.alive(record.owner):
+            moved = await self.leave(record)
+            if moved is not None:
+                return moved
+        return await self.move(record)
+
+    async def sent_off(self, record: SessionRecord) -> Fate:
+        """From a worker that is being drained, if nothing runs there. Raises what `move` does."""
+        if await self.leave(record) is not None:
+            return Fate.MOVED
+        return Fate.BUSY if await self._is_busy(record) else Fate.STAYS
 
     async def move(self, record: SessionRecord, target: str | None = None) -> SessionRecord:
         """Give it to `target` if that is ready, else to the worker with most headroom. The limit per worker does not
         count here: an open session stays reachable. Raises SessionUnknown, NoWorker, StoreError."""
         async with self._seats.take(UNLIMITED, target) as owner:
-            moved = await self._store.run(
-                lambda store: store.acquire(record.tenant, record.session_id, owner=owner, expected_epoch=record.epoch)
-            )
-            self._directory.put(moved)
+            return await self._acquire(record, owner)
+
+    async def _acquire(self, record: SessionRecord, owner: str) -> SessionRecord:
+        moved = await self._store.run(
+            lambda store: store.acquire(record.tenant, record.session_id, owner=owner, expected_epoch=record.epoch)
+        )
+        self._directory.put(moved)
         logger.info("session of %s now owned by %s under epoch %d", record.owner, moved.owner, moved.epoch)
         return moved
+
+    async def _bring_kv(self, record: SessionRecord, moved: SessionRecord, parcel: str, keys: bytes) -> None:
+        """Whatever goes wrong costs a prefill and nothing else."""
+        message = ReceiveSession(
+            tenant=moved.tenant,
+            session_id=moved.session_id,
+            generation=moved.generation,
+            epoch=moved.epoch,
+            parcel=parcel,
+            keys=keys,
+        )
+
+        async def bring() -> None:
+            if await self._runtime.carry(record.owner, moved.owner, parcel):
+                await self._runtime.ask(moved.owner, message)
+
+        try:
+            await asyncio.wait_for(bring(), self._config.move_kv_s)
+        except (WorkerGone, WorkerSilent, asyncio.TimeoutError) as error:
+            logger.warning("the KV of a session stays behind on %s: %r", record.owner, error)
 
     async def _is_busy(self, record: SessionRecord) -> bool:
         """Whether a turn runs or waits there. An owner that cannot be reached may have one."""

@@ -71,9 +71,9 @@ class Pool:
         self._store = OffloadedStore(store)
         self._watch = StoreWatch(self._store)
         self._results = ResultDesk(self._store, config.store.idempotency_ttl_s, wall_clock)
-        self._fleet = Fleet(runtime, config.cluster, self.pool_id, clock, self._on_death)
+        self._fleet = Fleet(runtime, config.cluster, self.pool_id, clock, self._on_death, self._see_off)
         self._desk = SessionDesk(
-            self._fleet, runtime, self._store, config.sessions, wait_s=wait_s, wall_clock=wall_clock
+            self._fleet, runtime, self._store, config.sessions, config.cluster, wait_s=wait_s, wall_clock=wall_clock
         )
         self._balancer = Balancer(config.rebalance, self._fleet.members, self._desk.directory, self._desk.give)
         self._tick_s = min(TICK_S, config.cluster.heartbeat_s)
@@ -220,6 +220,9 @@ class Pool:
             "owned_sessions": self._desk.directory.count(worker.worker_id),
             "silent_s": round(self._clock() - worker.heard_at, 3),
         }
+
+    async def _see_off(self, worker_id: str) -> None:
+        await self._desk.see_off(worker_id)
 
     def _on_death(self, worker: Worker) -> None:
         orphans = self._desk.directory.remove_worker(worker.worker_id)

@@ -123,6 +123,11 @@ class RayRuntime:
         except WorkerSilent as silent:
             raise WorkerGone(str(silent)) from silent
 
+    async def carry(self, source: str, target: str, parcel: str) -> bool:
+        handle = await self._handle(source)
+        fetched = contextvars.Context().run(handle.fetch_parcel.remote, parcel)  # From node to node, as a reference.
+        return bool(await self._call(target, "bring_parcel", parcel, fetched))
+
     async def stop(self, worker_id: str, reason: Reason = Reason.SHUTDOWN) -> None:
         await self._call(worker_id, "stop", reason.value)
 

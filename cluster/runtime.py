@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from actors.messages import CloseSession, Drain, GetSession, LeaveSession, Reason, RollbackSession
+from actors.messages import CloseSession, Drain, GetSession, LeaveSession, Reason, ReceiveSession, RollbackSession
 
-PoolAsk = CloseSession | Drain | GetSession | LeaveSession | RollbackSession
+PoolAsk = CloseSession | Drain | GetSession | LeaveSession | ReceiveSession | RollbackSession
 
 
 class WorkerSilent(Exception):
@@ -28,6 +28,10 @@ class Runtime(Protocol):
 
     async def ask(self, worker_id: str, message: PoolAsk) -> object:
         """The value of the worker's reply, however long it takes. Raises WorkerGone."""
+
+    async def carry(self, source: str, target: str, parcel: str) -> bool:
+        """Bring KV that one worker has packed to another; not by way of the caller. False: there was none. Raises
+        WorkerGone, WorkerSilent."""
 
     async def stop(self, worker_id: str, reason: Reason = Reason.SHUTDOWN) -> None:
         """Have the worker end its requests with this reason. Raises WorkerGone."""

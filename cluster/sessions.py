@@ -19,22 +19,25 @@ from actors.messages import (
     SessionRolledBack,
 )
 from actors.ports import NoWorker, Placement, SessionLimit, WorkerGone
-from actors.records import SessionExists, SessionRecord, SessionStore, SessionUnknown, StoreFull
+from actors.records import SessionExists, SessionRecord, SessionStore, SessionUnknown, StoreError, StoreFull
+from cluster.evacuation import Fate, see_off
 from cluster.fleet import Fleet
 from cluster.keyed_locks import KeyedLocks
 from cluster.moving import Mover
-from cluster.placement import Directory
+from cluster.placement import Directory, SessionKey
 from cluster.rebalance import Move
 from cluster.runtime import Runtime
 from cluster.seats import Seats
 from cluster.store.offload import OffloadedStore
-from configs import SessionConfig
+from configs import ClusterConfig, SessionConfig
 
 logger = logging.getLogger("remora.pool")
 
 NO_WORKER_WAIT_S = 10.0
 """How long a session waits here for a worker to be ready before its request is told that there is none."""
 LOST_PAUSE_S = 0.1
+SEE_OFF_PAUSE_S = 0.5
+"""Between looks at sessions of a drained worker that had a turn the last time."""
 
 
 class SessionDesk:
@@ -47,6 +50,7 @@ class SessionDesk:
         runtime: Runtime,
         store: OffloadedStore,
         config: SessionConfig,
+        cluster: ClusterConfig,
         *,
         wait_s: float = NO_WORKER_WAIT_S,
         wall_clock: Callable[[], float] = time.time,
@@ -60,7 +64,7 @@ class SessionDesk:
         self._wall_clock = wall_clock
         self._locks = KeyedLocks()
         self._seats = Seats(fleet, self.directory, wait_s)
-        self._mover = Mover(fleet, runtime, store, self.directory, self._seats)
+        self._mover = Mover(fleet, runtime, store, self.directory, self._seats, cluster)
         self._opening: Counter[str] = Counter()
         self._closing: set[tuple[str, str, int]] = set()
 
@@ -141,7 +145,7 @@ class SessionDesk:
             if record.owner == avoid and self._fleet.members.alive(avoid):
                 await self._fleet.probe(avoid)
             while not await self._mover.stays(record):
-                record = await self._mover.move(record)
+                record = await self._mover.take(record)
         self.directory.put(record)
         return Placement(record.owner, record)
 
@@ -149,7 +153,25 @@ class SessionDesk:
         """Move an idle session off a hot worker. False: it stays. Raises SessionUnknown, NoWorker, StoreError."""
         async with self._locks.hold(move.key):
             record = await self.get(*move.key)
-            return record.owner == move.source and await self._mover.leave(record, move.target)
+            return record.owner == move.source and await self._mover.leave(record, move.target) is not None
+
+    async def see_off(self, worker_id: str) -> None:
+        """Move the sessions of a worker that is being drained, as soon as each is idle (rule T5). Nothing to do where
+        it is the last: they are in the store."""
+        if not self._fleet.members.ready():
+            return
+
+        async def move(key: SessionKey) -> Fate:
+            async with self._locks.hold(key):
+                try:
+                    record = await self.get(*key)
+                    return await self._mover.sent_off(record) if record.owner == worker_id else Fate.STAYS
+                except (SessionUnknown, StoreError, NoWorker) as error:
+                    logger.warning("a session of %s did not move: %r", worker_id, error)
+                    return Fate.STAYS
+
+        moved = await see_off(self.directory, worker_id, move, SEE_OFF_PAUSE_S)
+        logger.info("%d sessions of %s have moved", moved, worker_id)
 
     async def close(self, tenant: str, session_id: str, *, abort_running: bool) -> SessionClosed:
         """Raises SessionUnknown, StoreError. Answers when the owner's memory is free (rule S9)."""

@@ -224,6 +224,9 @@ class ClusterConfig:
     sessions; `dead_s`: and after so long it is replaced. `ingress_lease_s`: an ingress that stops polling for so
     long is dead. `pool_lease_s`: a worker that no pool has spoken to for so long ends itself.
     `start_timeout_s`: for a worker to load its model.
+    `drain_grace_s`: how long a worker that is to go may take for what runs, and to see its idle sessions off.
+    `move_kv_bytes`, `move_kv_s`: the KV of a session that moves comes along if it is no larger than that and there
+    within that time; else the new owner prefills from history. 0 bytes = never.
     """
 
     namespace: str = "remora"
@@ -234,6 +237,8 @@ class ClusterConfig:
     pool_lease_s: float = 60.0
     start_timeout_s: float = 300.0
     drain_grace_s: float = 30.0
+    move_kv_bytes: int = 256 * 2**20
+    move_kv_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from actors.engine.history import History
 from actors.engine.introspection import describe
 from actors.engine.request import Request, Verdict
 from actors.engine.sessions import Session, SessionState
-from actors.messages import CloseSession, GetSession, LeaveSession, OpenSession, Reason, Reply, SessionClosed
+from actors.messages import CloseSession, GetSession, OpenSession, Reason, Reply, SessionClosed
 from actors.records import SessionRecord
 
 
@@ -78,21 +78,6 @@ class Closing:
             return
         session.close_asks.append(message.ask)
         self._begin(session, message.abort_running, "closed", now)
-
-    def leave(self, message: LeaveSession, now: float) -> None:
-        """Another worker is to own the session; not while a turn of it runs or waits (rule P3)."""
-        session = self._core.sessions.find(message.tenant, message.session_id)
-        numbers = (message.generation, message.epoch)
-        leaves = (
-            session is not None
-            and (session.generation, session.epoch) == numbers
-            and session.state is SessionState.IDLE
-            and not session.queue
-        )
-        if session is not None and leaves:
-            self._core.left.add((*session.key, *numbers), now)
-            self._endings.disown(session, now)
-        self._core.out.append(Reply(ask=message.ask, value=leaves))
 
     def idle_expired(self, session_uid: int, now: float) -> None:
         """An idle clock rang. It counts only if the session has been idle since (rule S8)."""

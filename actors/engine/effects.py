@@ -94,8 +94,35 @@ class DropKV:
     session: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackKV:
+    """Make a session's image a parcel of this name, for another worker to fetch. Not answered."""
+
+    session: int
+    parcel: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpackKV:
+    """Make a parcel that was brought the image of a session, or, with `session` 0, throw it away. The first is answered
+    by KVSaved."""
+
+    session: int
+    parcel: str
+
+
 Effect = (
-    LoadSession | StoreTurn | ForgetSession | RollBackTurns | CompileGrammar | ReleaseGrammar | SaveKV | LoadKV | DropKV
+    LoadSession
+    | StoreTurn
+    | ForgetSession
+    | RollBackTurns
+    | CompileGrammar
+    | ReleaseGrammar
+    | SaveKV
+    | LoadKV
+    | DropKV
+    | PackKV
+    | UnpackKV
 )
 
 

@@ -34,6 +34,7 @@ from actors.engine.endings import Endings
 from actors.engine.entry import Entry
 from actors.engine.following import Following
 from actors.engine.hibernation import Hibernation
+from actors.engine.moving import Moving
 from actors.engine.plan import PlanItem, StepPlan, StepResult
 from actors.engine.planner import Planner
 from actors.engine.request import Request, RequestState, Verdict
@@ -52,6 +53,7 @@ from actors.messages import (
     LeaveSession,
     OpenSession,
     Reason,
+    ReceiveSession,
     Reply,
     RollbackSession,
     Shutdown,
@@ -76,6 +78,7 @@ class Engine:
         self._closing = Closing(self.core, self._endings)
         self._branching = Branching(self.core, self._endings)
         self._hibernation = Hibernation(self.core)
+        self._moving = Moving(self.core, self._endings, self._hibernation)
         self._planner = Planner(self.core, self._hibernation)
 
     def handle(self, message: ToWorker | EffectResult, now: float) -> list[Output]:
@@ -100,8 +103,11 @@ class Engine:
                     self._door.loaded(session, now)
             case GrammarReady():
                 self._entry.compiled(message, now)
+            case ReceiveSession():
+                self._moving.receive(message, now)
             case KVSaved():
-                self._hibernation.saved(message)
+                self._hibernation.saved(message, now)
+                self._moving.saved(message.session, now)
             case KVLoaded():
                 self._hibernation.loaded(message, now)
             case KVLost():
@@ -125,7 +131,7 @@ class Engine:
                 self._door.draining = True
                 self.core.out.append(Reply(ask=message.ask, value=True))
             case LeaveSession():
-                self._closing.leave(message, now)
+                self._moving.leave(message, now)
             case IngressLost():
                 self._aborts.abort_ingress(message.ingress, now)
             case Shutdown():

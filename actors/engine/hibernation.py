@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from actors.engine.core import Core, Image, forget_image
-from actors.engine.effects import KVLoaded, KVLost, KVSaved, LoadKV, SaveKV
+from actors.engine.effects import KVLoaded, KVLost, KVSaved, LoadKV, SaveKV, UnpackKV
 from actors.engine.request import Request, RequestState
 from actors.engine.turns import Turn
 
@@ -52,6 +52,8 @@ class Hibernation:
         self._below = int(core.settings.hibernate_below * core.kv.counts.total)
         self._saving: set[int] = set()
         self._loads: dict[int, Load] = {}
+        self._arriving: dict[int, int] = {}
+        """Sessions whose image comes from another worker, and the request that waits for it; 0 for none."""
         self.counts = Counts()
 
     # -- out -------------------------------------------------------------------------------------------------------
@@ -63,23 +65,25 @@ class Hibernation:
             session = kv.slots.oldest_uncopied(besides=kv.transfers)
             if session is None:
                 return
-            self._save(session)
+            self.save(session)
 
-    def _save(self, session: int) -> None:
+    def save(self, session: int) -> bool:
+        """Have what is not in its image yet of an idle session's slot copied. False: there is nothing to copy."""
         slot = self._core.kv.slots.get(session)
-        if slot is None:
-            raise AssertionError("an idle session to be copied has a slot")
+        if slot is None or not slot.keys:
+            return False
         image = self._core.images.setdefault(session, Image())
         first = _in_common(image.keys, slot.keys)
         if first == len(slot.keys):
             self._core.kv.slots.mark_copied(session)
-            return
+            return False
         pages = self._core.kv.lend(session, first)
         image.keys, image.saving = image.keys[:first], list(slot.keys)
         self._saving.add(session)
         self._core.out.append(SaveKV(session=session, first=first, pages=pages))
+        return True
 
-    def saved(self, result: KVSaved) -> None:
+    def saved(self, result: KVSaved, now: float) -> None:
         """A copy is made, or as much of it as there was room for. It will not be tried again: there is no room."""
         kv = self._core.kv
         self._saving.discard(result.session)
@@ -90,7 +94,17 @@ class Hibernation:
             if slot is not None and slot.keys == image.saving:
                 kv.slots.mark_copied(result.session)
             image.keys, image.saving = image.saving[: result.pages], []
+        waiter = self._core.requests.by_uid(self._arriving.pop(result.session, 0))
+        if waiter is not None and waiter.state is RequestState.WAITING_KV:
+            self._go_on(waiter, 0, now)  # It looks again, and will have the image read.
         self._may_close(result.session)
+
+    def arrives(self, session: int, keys: list[bytes], parcel: str) -> None:
+        """An image comes from another worker (rule T5). Until it is there its session neither saves nor closes."""
+        self._core.images[session] = Image(saving=keys)
+        self._core.kv.transfers.begin(session, ())
+        self._arriving[session] = 0
+        self._core.out.append(UnpackKV(session=session, parcel=parcel))
 
     def lost(self, result: KVLost) -> None:
         """The shell needed the room. The slot, if there still is one, is not copied again: others were used later."""
@@ -106,35 +120,37 @@ class Hibernation:
         turn = request.turn
         if turn is None:
             return False
-        load = self._loads.get(turn.session.uid)
-        if load is None:
-            load = self._load(request, turn, covered)
-            if load is None:
-                return False
-        else:
+        uid = turn.session.uid
+        if uid in self._arriving:
             self._core.kv.release(request.uid)
-        load.waiter = request.uid
+            self._arriving[uid] = request.uid
+        elif uid in self._loads:
+            self._core.kv.release(request.uid)
+            self._loads[uid].waiter = request.uid
+        elif not self._load(request, turn, covered):
+            return False
         self._core.requests.wake(request)
-        request.move(RequestState.WAITING_KV, f"{len(load.keys)} pages hibernate", now)
+        request.move(RequestState.WAITING_KV, "its session's KV is on its way", now)
         return True
 
-    def _load(self, request: Request, turn: Turn, covered: int) -> Load | None:
+    def _load(self, request: Request, turn: Turn, covered: int) -> bool:
+        """Have the image read, if there is more in it than is here. False: there is not, or no room for it."""
         kv, uid = self._core.kv, turn.session.uid
         image = self._core.images.get(uid)
         if image is None or turn.parent is None or uid in kv.transfers:
-            return None
+            return False
         limit = min(turn.keep, len(request.tokens) - 1) // kv.page_size
         wanted = request.keys.in_common(image.keys, limit)
         present = kv.table(request.uid)[: covered // kv.page_size]
         if wanted <= len(present):
-            return None
+            return False
         pages = kv.receive(uid, present, wanted - len(present))
         if pages is None:
-            return None
+            return False
         kv.release(request.uid)
-        load = self._loads[uid] = Load(turn.parent, image.keys[:wanted], len(present), request.uid)
+        self._loads[uid] = Load(turn.parent, image.keys[:wanted], len(present), request.uid)
         self._core.out.append(LoadKV(session=uid, first=len(present), pages=pages))
-        return load
+        return True
 
     def loaded(self, result: KVLoaded, now: float) -> None:
         """What came back becomes the session's slot; what did not is prefilled. The request that waited goes on."""
@@ -161,7 +177,7 @@ class Hibernation:
         if request.turn is None:
             raise AssertionError("only turns wait for KV")
         request.turn = replace(request.turn, common=num_tokens)
-        self.counts.woken_turns += 1
+        self.counts.woken_turns += num_tokens > 0
         self._core.requests.woken(request)
         request.move(RequestState.WAITING, f"{num_tokens} tokens came back", now)
         self._core.requests.enqueue(request)

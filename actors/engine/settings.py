@@ -14,6 +14,7 @@ class EngineSettings:
     `forecast`: requests are admitted by the KV they will probably need in the end, not by what their prompt needs.
     `hibernate_below`: copies of idle sessions' KV are made while less than this share of the pages is free or could be
     freed without losing any (rule K7). 0: sessions do not hibernate.
+    `page_bytes`: size of one page outside the cache.
     """
 
     page_size: int
@@ -25,6 +26,7 @@ class EngineSettings:
     vocab_bytes: tuple[bytes, ...] = ()
     no_grammars: str = ""
     hibernate_below: float = 0.0
+    page_bytes: int = 0
     max_step_tokens: int = 256
     max_running: int = 64
     max_waiting: int = 1024

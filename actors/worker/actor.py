@@ -15,6 +15,7 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import RayError
 
@@ -24,6 +25,7 @@ from actors.ports import WorkerGone
 from actors.records import SessionStore
 from actors.wire import decode, decode_frame, encode
 from actors.worker.build import build_runner
+from actors.worker.kv_parcels import Parcel
 from actors.worker.shell import Ask, WorkerShell
 from configs import RemoraConfig, from_tree
 
@@ -31,6 +33,8 @@ logger = logging.getLogger("remora.worker")
 
 WORKER_CONCURRENCY_GROUPS = {"channel": 256, "control": 64}
 _LEASE_LOOK_S = 1.0
+PACKING_S = 10.0
+"""How long a parcel may take to be packed; the pool has less patience."""
 
 
 class WorkerActor:
@@ -84,6 +88,25 @@ class WorkerActor:
         """End every request with this reason, hand out their events, stop."""
         shutdown = Shutdown(reason=Reason(reason))
         await asyncio.get_running_loop().run_in_executor(None, self._shell.stop, shutdown)
+
+    @ray.method(concurrency_group="control")
+    async def fetch_parcel(self, name: str) -> tuple[str, list[Any]] | None:
+        """KV that is to move to another worker: its format, and pieces of pages as uint8 arrays, which the object store
+        carries without copying. None if there is none of that name."""
+        loop = asyncio.get_running_loop()
+        parcel = await loop.run_in_executor(None, self._shell.parcels.take, name, PACKING_S)
+        if parcel is None:
+            return None
+        return parcel.kv_format, [np.frombuffer(piece, dtype=np.uint8) for piece in parcel.pieces]
+
+    @ray.method(concurrency_group="control")
+    async def bring_parcel(self, name: str, fetched: tuple[str, list[Any]] | None) -> bool:
+        """What another worker's `fetch_parcel` gave. False: nothing."""
+        if fetched is None:
+            return False
+        kv_format, arrays = fetched
+        self._shell.parcels.put(name, Parcel(kv_format, tuple(array.tobytes() for array in arrays)))
+        return True
 
     def _row(self) -> dict[str, object]:
         return {

@@ -12,11 +12,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actors.engine.effects import DropKV, KVLoaded, KVLost, KVSaved, LoadKV, SaveKV
+from actors.engine.effects import DropKV, KVLoaded, KVLost, KVSaved, LoadKV, PackKV, SaveKV, UnpackKV
 from actors.runner.base import ModelRunner
 from actors.worker.kv_files import KVFiles
 from actors.worker.kv_folder import KVFolder
 from actors.worker.kv_images import KVImages
+from actors.worker.kv_parcels import Parcel, Parcels
 from configs import HibernateConfig
 
 logger = logging.getLogger("remora.worker")
@@ -26,18 +27,20 @@ MAX_PIECE_BYTES = 8 * 2**20
 MAX_PIECE_PAGES = 32
 
 KVResult = KVSaved | KVLoaded | KVLost
+KVEffect = SaveKV | LoadKV | DropKV | PackKV | UnpackKV
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     """`over`: its session's image is dropped, or the worker closes; nobody wants its pages any more."""
 
-    effect: SaveKV | LoadKV | DropKV
+    effect: KVEffect
     over: bool = False
 
 
 class KVEffects:
-    """`perform` is called by the loop and never blocks; answers come by `mail`: one to each SaveKV and LoadKV, always.
+    """`perform` is called by the loop and never blocks; to each SaveKV, LoadKV and UnpackKV one answer comes by `mail`.
+    `parcels` may be used from any thread.
 
     Raises OSError when files are wanted and their folder cannot be used.
     """
@@ -45,6 +48,7 @@ class KVEffects:
     def __init__(self, runner: ModelRunner, config: HibernateConfig, mail: Callable[[KVResult], None]) -> None:
         self._runner = runner
         self._mail = mail
+        self.parcels = Parcels()
         self._files: KVFiles | None = None
         page_bytes = max(1, runner.info.page_bytes)
         if config.disk_bytes and runner.info.page_bytes:
@@ -64,7 +68,7 @@ class KVEffects:
         self._thread = threading.Thread(target=self._run, name="remora-hibernate", daemon=True)
         self._thread.start()
 
-    def perform(self, effect: SaveKV | LoadKV | DropKV) -> None:
+    def perform(self, effect: KVEffect) -> None:
         dropped: list[_Job] = []
         with self._changed:
             if isinstance(effect, DropKV):
@@ -136,6 +140,10 @@ class KVEffects:
                 return 0
             if isinstance(effect, SaveKV):
                 return self._save(job, effect)
+            if isinstance(effect, PackKV):
+                return self._pack(effect)
+            if isinstance(effect, UnpackKV):
+                return self._unpack(job, effect)
             return self._load(job, effect)
         except Exception:
             # Whatever it was: an image of which less is known than there should be is not kept.
@@ -159,6 +167,30 @@ class KVEffects:
                 break
         return 0 if job.over else images.pages(session)
 
+    def _pack(self, effect: PackKV) -> int:
+        """As much of the image as can be read: the rest costs a prefill where it is wanted."""
+        images, session = self._images, effect.session
+        with contextlib.closing(images.read(session, 0, images.pages(session))) as pieces:
+            parcel = Parcel(self._runner.info.kv_format, tuple(pieces))
+        images.drop(session)
+        self.parcels.put(effect.parcel, parcel)
+        return 0
+
+    def _unpack(self, job: _Job, effect: UnpackKV) -> int:
+        """How many pages the image has afterwards: none of a parcel of another model."""
+        parcel, images, session = self.parcels.take(effect.parcel), self._images, effect.session
+        if parcel is None or not session or parcel.kv_format != self._runner.info.kv_format:
+            return 0
+        page_bytes = self._runner.info.page_bytes
+        for piece in parcel.pieces:
+            left = piece
+            while left and not job.over:
+                size = images.next_piece(session) * page_bytes
+                now, left = left[:size], left[size:]
+                if images.append(session, now) * page_bytes < len(now):
+                    return images.pages(session)
+        return 0 if job.over else images.pages(session)
+
     def _load(self, job: _Job, effect: LoadKV) -> int:
         """How many of the pages asked for came back."""
         images, loaded, page_bytes = self._images, 0, self._runner.info.page_bytes
@@ -173,7 +205,7 @@ class KVEffects:
         return loaded
 
     def _answer(self, job: _Job, pages: int) -> None:
-        if isinstance(job.effect, SaveKV):
+        if isinstance(job.effect, SaveKV) or (isinstance(job.effect, UnpackKV) and job.effect.session):
             self._mail(KVSaved(session=job.effect.session, pages=pages))
         elif isinstance(job.effect, LoadKV):
             self._mail(KVLoaded(session=job.effect.session, pages=pages))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
-from actors.engine.effects import CompileGrammar, DropKV, Effect, LoadKV, ReleaseGrammar, SaveKV
+from actors.engine.effects import CompileGrammar, DropKV, Effect, LoadKV, PackKV, ReleaseGrammar, SaveKV, UnpackKV
 from actors.engine.engine import Engine
 from actors.engine.queue_times import BOUNDS_S
 from actors.engine.settings import EngineSettings
@@ -31,6 +31,7 @@ from actors.messages import (
     GetSession,
     LeaveSession,
     OpenSession,
+    ReceiveSession,
     RollbackSession,
     Shutdown,
     Submit,
@@ -40,6 +41,7 @@ from actors.runner.base import ModelRunner, RunnerInfo
 from actors.wire import decode_frame
 from actors.worker.grammar_effects import GrammarEffects
 from actors.worker.kv_effects import KVEffects
+from actors.worker.kv_parcels import Parcels
 from actors.worker.loop import Loop
 from actors.worker.mailbox import Mailbox
 from actors.worker.outbox import Outbox
@@ -47,7 +49,16 @@ from actors.worker.store_effects import StoreEffects
 from configs import HibernateConfig, RemoraConfig
 
 Ask = (
-    Abort | OpenSession | CloseSession | ForkSession | RollbackSession | GetSession | FlushCache | Drain | LeaveSession
+    Abort
+    | OpenSession
+    | CloseSession
+    | ForkSession
+    | RollbackSession
+    | GetSession
+    | FlushCache
+    | Drain
+    | LeaveSession
+    | ReceiveSession
 )
 RATE_WINDOW_S = 10.0
 
@@ -68,6 +79,7 @@ def engine_settings(config: RemoraConfig, info: RunnerInfo, bos_id: int | None =
         vocab_bytes=info.vocab_bytes,
         no_grammars=info.no_grammars,
         hibernate_below=_hibernate_below(config.hibernate, info),
+        page_bytes=info.page_bytes,
         max_step_tokens=config.engine.max_step_tokens,
         max_running=config.engine.max_running,
         max_waiting=config.engine.max_waiting,
@@ -194,6 +206,11 @@ class WorkerShell:
             self._mailbox.put(replace(message, ask=number))
         return future
 
+    @property
+    def parcels(self) -> Parcels:
+        """KV on its way from here to another worker, or from there to here."""
+        return self._kv_effects.parcels
+
     def stats(self) -> dict[str, object]:
         """A row of /v1/stats."""
         stats, info = self._loop.stats, self.runner.info
@@ -263,7 +280,7 @@ class WorkerShell:
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, (CompileGrammar, ReleaseGrammar)):
             self._grammar_effects.perform(effect)
-        elif isinstance(effect, (SaveKV, LoadKV, DropKV)):
+        elif isinstance(effect, (SaveKV, LoadKV, DropKV, PackKV, UnpackKV)):
             self._kv_effects.perform(effect)
         else:
             self._store_effects.perform(effect)

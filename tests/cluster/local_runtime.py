@@ -39,6 +39,7 @@ class LocalRuntime:
         self.spawned: list[str] = []
         self.failing_starts: list[str] = []
         """Causes with which the next starts fail."""
+        self.loses_parcels = False
         self.step_s = 0.0
         """How long a step takes."""
         self.starts = asyncio.Event()
@@ -79,6 +80,13 @@ class LocalRuntime:
             answer.cancel()
             raise WorkerGone(worker.cause)
         return answer.result()
+
+    async def carry(self, source: str, target: str, parcel: str) -> bool:
+        fetched = await asyncio.to_thread(self._worker(source).shell.parcels.take, parcel, 5.0)
+        if fetched is None or self.loses_parcels:
+            return False
+        self._worker(target).shell.parcels.put(parcel, fetched)
+        return True
 
     async def stop(self, worker_id: str, reason: Reason = Reason.SHUTDOWN) -> None:
         worker = self._worker(worker_id)

@@ -14,6 +14,7 @@ from actors.engine.effects import (
     ForgetSession,
     LoadKV,
     LoadSession,
+    PackKV,
     ReleaseGrammar,
     RollBackTurns,
     SaveKV,
@@ -22,6 +23,7 @@ from actors.engine.effects import (
     StoreTurn,
     TurnsRolledBack,
     TurnStored,
+    UnpackKV,
 )
 from actors.engine.engine import Engine
 from actors.engine.history import History
@@ -346,7 +348,7 @@ class Driver:
                     told.end = output
                 case CompileGrammar():
                     self.grammars.take(output)
-                case SaveKV() | LoadKV() | DropKV():
+                case SaveKV() | LoadKV() | DropKV() | PackKV() | UnpackKV():
                     self.kv.take(output)
                 case ReleaseGrammar():
                     self.grammars.release(output.uid)

@@ -1,29 +1,35 @@
-"""Performs SaveKV, LoadKV and DropKV for the driver, with real bytes from the runner's pages, and faults to order."""
+"""Copies KV for the driver as the engine asks, with real bytes of the runner's pages, and faults to order."""
 
 from __future__ import annotations
 
 from collections import deque
 
-from actors.engine.effects import DropKV, KVLoaded, KVLost, KVSaved, LoadKV, SaveKV
+from actors.engine.effects import DropKV, KVLoaded, KVLost, KVSaved, LoadKV, PackKV, SaveKV, UnpackKV
 from actors.runner.base import ModelRunner
 
 
 class KVDesk:
     """Images by session, as the shell keeps them. Copies are made when they are answered, not when asked for.
 
-    `room`: pages an image may have. `harmed`: pages (by position in their image) that cannot be read."""
+    `parcels`: images on their way to another worker; two desks may share them. `room`: pages an image may have.
+    `harmed`: pages (by position in their image) that cannot be read."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self.held: deque[SaveKV | LoadKV] = deque()
+        self.held: deque[SaveKV | LoadKV | UnpackKV] = deque()
         self.images: dict[int, list[bytes]] = {}
+        self.parcels: dict[str, list[bytes]] = {}
         self.room = 10**9
         self.harmed: set[int] = set()
 
-    def take(self, effect: SaveKV | LoadKV | DropKV) -> None:
-        """Note what is asked for. Dropping is done at once, and reaches what is still being saved."""
+    def take(self, effect: SaveKV | LoadKV | DropKV | PackKV | UnpackKV) -> None:
+        """Note what is asked for. Dropping and packing are done at once; what is saved of a dropped one is lost."""
         if isinstance(effect, DropKV):
             self.images.pop(effect.session, None)
+        elif isinstance(effect, PackKV):
+            self.parcels[effect.parcel] = self.images.pop(effect.session)
+        elif isinstance(effect, UnpackKV) and not effect.session:
+            self.parcels.pop(effect.parcel, None)
         else:
             if isinstance(effect, SaveKV):
                 self.images.setdefault(effect.session, [])
@@ -32,6 +38,9 @@ class KVDesk:
     def answer(self) -> KVSaved | KVLoaded:
         """Perform the oldest."""
         effect = self.held.popleft()
+        if isinstance(effect, UnpackKV):
+            self.images[effect.session] = self.parcels.pop(effect.parcel, [])[: self.room]
+            return KVSaved(session=effect.session, pages=len(self.images[effect.session]))
         return self._save(effect) if isinstance(effect, SaveKV) else self._load(effect)
 
     def lose(self, session: int, pages: int) -> KVLost:

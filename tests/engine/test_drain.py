@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.engine.core import LEFT_S
-from actors.messages import Drain, LeaveSession, OnBusy, Outcome, Reason, Reply, SamplingParams, Submit
+from actors.messages import Drain, LeaveSession, OnBusy, Outcome, Reason, Reply, SamplingParams, SessionLeft, Submit
 from tests.engine.driver import Driver, expected
 
 A, B = list(range(1, 11)), list(range(20, 27))
@@ -72,8 +72,8 @@ def leave(driver: Driver, session_id: str = "s") -> bool:
     message = LeaveSession(tenant="t", session_id=session_id, generation=record.generation, epoch=record.epoch, ask=98)
     outputs = driver.engine.handle(message, driver.now)
     (answer,) = [one.value for one in outputs if isinstance(one, Reply)]
-    assert isinstance(answer, bool)
-    return answer
+    assert isinstance(answer, SessionLeft)
+    return answer.left
 
 
 def test_an_idle_session_is_given_up_and_not_taken_back(depth: int) -> None:

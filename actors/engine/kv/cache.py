@@ -79,6 +79,11 @@ class KVCache:
         slot = self.slots.get(session)
         return slot.length if slot else 0
 
+    def slot_keys(self, session: int) -> list[bytes]:
+        """Keys of the full pages of a session's slot."""
+        slot = self.slots.get(session)
+        return slot.keys if slot else []
+
     def tables(self) -> dict[int, PageTable]:
         return dict(self._tables)
 
