@@ -20,6 +20,7 @@ from typing import Any
 
 import orjson
 
+from actors.worker.outbox import KEEP_LEASES
 from tests.e2e import chaos_report
 from tests.e2e.census import Census, take
 from tests.e2e.chaos_clients import Chatter, Hopeless, Passerby
@@ -31,7 +32,9 @@ from tests.e2e.raw_http import RawClient
 WORKERS, MOST_WORKERS = 2, 3
 DEAD_S = 4.0
 SETTLE_S = 90.0
-REST_S = 30.0
+INGRESS_LEASE_S = 2.0
+REST_S = INGRESS_LEASE_S * KEEP_LEASES + 10.0
+"""Until everything is gone that is kept for a while, as what a dead ingress did not hear."""
 INGRESSES = 2
 LOOKS = 12
 """At the ingresses: whichever answers is asked, so that hardly one is missed."""
@@ -47,7 +50,7 @@ CONFIG: dict[str, Any] = {
         "heartbeat_s": 0.3,
         "suspect_s": 1.5,
         "dead_s": DEAD_S,
-        "ingress_lease_s": 3.0,
+        "ingress_lease_s": INGRESS_LEASE_S,
         "pool_lease_s": 40.0,
         "drain_grace_s": 5.0,
     },
