@@ -89,11 +89,12 @@ def decide(memory: Memory, seen: Observation, settings: AutoscaleConfig, max_run
     `max_running`: requests in one worker's batch, from which the default of `requests_per_worker` follows.
     """
     busy = bool(seen.parked) or any(one.running or one.waiting for one in seen.workers)
+    starting = not all(one.ready for one in seen.workers)  # Nobody could have asked it for anything yet.
     sample = Sample(seen.now, *_needs(memory, seen, settings, max_running))
     memory = replace(
         memory,
         samples=_remember(memory.samples, sample, settings),
-        idle_since=None if busy else (seen.now if memory.idle_since is None else memory.idle_since),
+        idle_since=None if busy or starting else (seen.now if memory.idle_since is None else memory.idle_since),
         saturated_tokens_per_s=_capacity(memory, seen, settings, max_running),
     )
     decision = _bounded(_judge(memory, seen, busy, settings), settings)
@@ -102,7 +103,9 @@ def decide(memory: Memory, seen: Observation, settings: AutoscaleConfig, max_run
 
 def _judge(memory: Memory, seen: Observation, busy: bool, settings: AutoscaleConfig) -> Decision:
     desired, last = memory.desired, memory.samples[-1]
-    if not desired and busy:
+    if not desired and not busy:
+        return Decision(0, "no request waits")
+    if not desired:
         return Decision(max(1, last.up.workers), f"a request waits and there is no worker; {last.up.why}")
     if memory.idle_since is not None and seen.now - memory.idle_since >= settings.idle_s:
         return Decision(settings.min_workers, f"no request for {seen.now - memory.idle_since:.0f} s")
@@ -139,7 +142,7 @@ def _window(samples: Sequence[Sample], now: float, delay_s: float) -> Sequence[S
 
 def _needs(memory: Memory, seen: Observation, settings: AutoscaleConfig, max_running: int) -> tuple[Need, Need]:
     """(what the load asks for, what must be kept)"""
-    up = [*_targets(seen, settings, max_running, 1.0), _by_queue(seen, settings)]
+    up = [*_targets(seen, settings, max_running, 1.0), _by_queue(seen, settings, max_running)]
     spare = 1.0 - settings.margin
     keep = [*_targets(seen, settings, max_running, spare), _by_capacity(memory, seen, spare), *up]
     return max(up, key=lambda need: need.workers), max(keep, key=lambda need: need.workers)
@@ -163,9 +166,13 @@ def _targets(seen: Observation, settings: AutoscaleConfig, max_running: int, spa
 
 
 def _by_requests(seen: Observation, settings: AutoscaleConfig, max_running: int, spare: float) -> Need:
-    each = (settings.requests_per_worker or max(1, max_running * 3 // 4)) * spare
+    each = _requests_each(settings, max_running) * spare
     requests = seen.parked + sum(one.running + one.waiting for one in seen.workers)
     return _over(requests, each, f"{requests} requests at {each:g} per worker")
+
+
+def _requests_each(settings: AutoscaleConfig, max_running: int) -> int:
+    return settings.requests_per_worker or max(1, max_running * 3 // 4)
 
 
 def _over(load: float, target: float, what: str) -> Need:
@@ -180,14 +187,14 @@ def _queued(seen: Observation, longer_s: float) -> bool:
     return bool(late) and late >= QUEUED_SHARE * len(ready)
 
 
-def _by_queue(seen: Observation, settings: AutoscaleConfig) -> Need:
-    """As many more as the queue is long beside what runs; at most twice as many as are ready. Those that are being
+def _by_queue(seen: Observation, settings: AutoscaleConfig, max_running: int) -> Need:
+    """As many more as would take what waits, one at least; at most twice as many as are ready. Those that are being
     started count, since it is an absolute number."""
     if not _queued(seen, settings.queue_s):
         return Need(0, "no queue")
     ready = [one for one in seen.workers if one.ready]
-    waiting, running = sum(one.waiting for one in ready), sum(one.running for one in ready)
-    more = min(len(ready), max(1, math.ceil(len(ready) * waiting / max(1, running))))
+    waiting = sum(one.waiting for one in ready)
+    more = min(len(ready), math.ceil(waiting / _requests_each(settings, max_running)))
     oldest = max(one.oldest_wait_s for one in ready)
     workers = len(ready) + more
     return Need(workers, f"{waiting} requests queue, the first for {oldest:.1f} s: ask for {workers}")

@@ -100,7 +100,7 @@ def check(config: RemoraConfig) -> RemoraConfig:
         raise ConfigError(f"workers.runner: {config.workers.runner!r}; it must be 'torch' or 'toy'")
     if config.model.dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise ConfigError(f"model.dtype: {config.model.dtype!r}; it must be auto, float32, bfloat16 or float16")
-    for complaint in scaling.complaints(config.autoscale, config.rebalance):
+    for complaint in scaling.complaints(config.autoscale, config.rebalance, config.workers.count):
         raise ConfigError(complaint)
     check_store(config.store)
     check_auth(config.auth)

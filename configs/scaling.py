@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from configs.schema import AutoscaleConfig, RebalanceConfig
 
 
-def complaints(autoscale: AutoscaleConfig, rebalance: RebalanceConfig) -> Iterator[str]:
-    """One line for each setting that cannot work; each begins with the setting's path."""
+def complaints(autoscale: AutoscaleConfig, rebalance: RebalanceConfig, workers: int = 1) -> Iterator[str]:
+    """One line for each setting that cannot work; each begins with the setting's path. `workers`: how many to begin
+    with."""
     least, most = autoscale.min_workers, autoscale.max_workers
     if not 0 <= least <= most or not most:
         yield (
             f"autoscale: min_workers {least}, max_workers {most}; "
             "it must be 0 <= min_workers <= max_workers, and max_workers above 0"
         )
+    if autoscale.enabled and workers > most:
+        yield f"autoscale.max_workers: {most} is less than workers.count, the {workers} to begin with"
     for name in ("kv_share", "queue_s"):
         if getattr(autoscale, name) <= 0:
             yield f"autoscale.{name}: {getattr(autoscale, name)}; it must be above 0"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.autoscale import Decision, Memory, Observation, WorkerLoad, decide
@@ -17,6 +17,7 @@ from configs import AutoscaleConfig
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.txt"))
 MAX_RUNNING = 64
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def spread(total: int, over: int) -> list[int]:
@@ -113,7 +114,7 @@ loads = st.fixed_dictionaries(
         "idle": st.integers(0, 100_000),
     }
 )
-records = st.lists(loads, min_size=1, max_size=40)
+records = st.lists(loads, min_size=1, max_size=25)
 configs = st.builds(
     AutoscaleConfig,
     enabled=st.just(True),
@@ -136,12 +137,14 @@ def replay(record: list[dict[str, Any]], config: AutoscaleConfig, desired: int) 
 
 
 @given(records, configs, st.integers(0, 12))
+@PATIENT
 def test_the_bounds_hold_whatever_the_load(record: list[dict[str, Any]], config: AutoscaleConfig, start: int) -> None:
     for workers in replay(record, config, start):
         assert config.min_workers <= workers <= config.max_workers
 
 
 @given(records, configs, st.integers(0, 12), st.data())
+@PATIENT
 def test_more_load_never_means_fewer_workers(
     record: list[dict[str, Any]], config: AutoscaleConfig, start: int, data: st.DataObject
 ) -> None:
@@ -156,7 +159,7 @@ def test_more_load_never_means_fewer_workers(
 
 
 @given(loads, configs, st.integers(0, 12))
-@settings(max_examples=50)
+@settings(PATIENT, max_examples=50)
 def test_under_the_same_load_the_number_settles_and_stays(
     load: dict[str, Any], config: AutoscaleConfig, start: int
 ) -> None:
@@ -175,7 +178,7 @@ def test_under_the_same_load_the_number_settles_and_stays(
     st.sampled_from([2.0, 10.0, 30.0]),
     st.sampled_from([1, 4, 16]),
 )
-@settings(deadline=None, max_examples=30)
+@settings(PATIENT, max_examples=30)
 def test_a_constant_stream_of_requests_leads_to_a_number_that_stays(
     whole: int, part: float, start: int, start_s: float, batch: int
 ) -> None:

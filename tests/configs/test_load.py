@@ -75,6 +75,10 @@ def test_whole_numbers_are_taken_for_durations() -> None:
         ("store: {max_session_bytes: -1}", r"^store\.max_session_bytes: -1; it must be 0 or more"),
         ("autoscale: {min_workers: 3, max_workers: 2}", r"^autoscale: min_workers 3, max_workers 2; it must be"),
         ("autoscale: {max_workers: 0, min_workers: 0}", r"^autoscale: min_workers 0, max_workers 0"),
+        (
+            "{workers: {count: 3}, autoscale: {enabled: true, max_workers: 2}}",
+            r"^autoscale\.max_workers: 2 is less than workers\.count, the 3 to begin with",
+        ),
         ("autoscale: {margin: 1}", r"^autoscale\.margin: 1\.0; it must be at least 0 and below 1"),
         ("autoscale: {kv_share: 0}", r"^autoscale\.kv_share: 0\.0; it must be above 0"),
         ("autoscale: {idle_s: -1}", r"^autoscale\.idle_s: -1\.0; it must be 0 or more"),
