@@ -1,4 +1,4 @@
-"""More verbs of scenario files: forks, rollbacks, hibernated KV, grammars, workers that leave. Docstrings are usages."""
+"""More verbs of scenario files: forks, rollbacks, hibernated KV, grammars, workers that leave."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ of its own. Then whole clusters: seed after seed of `tests.sim.chaos` for `--min
 is shown with the command that repeats it. At the end a table tells how often each interesting thing happened, since a
 random test that never gets there proves nothing.
 
-Exit status 1 if anything failed, or if something on the list of what has to happen never did.
+Ctrl-C ends the part that runs, and shows what it came to. Exit status 1 if anything failed, or if something on the list
+of what has to happen never did.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ def soak_cluster(seed: int, seconds: float) -> Soaked:
         chaos = Chaos(number)
         try:
             chaos.play()
+        except KeyboardInterrupt:
+            break
         except Exception as error:  # Whatever it is: it is shown, and counts as a failure.
             failed.append((f"python -m tests.soak --steps 0 --minutes 0.01 --seed {number}", error))
         tally += chaos.tally()

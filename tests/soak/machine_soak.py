@@ -75,6 +75,8 @@ def soak_machine(seed: int, steps: int) -> Soaked:
         chunk = type(CountingMachine.__name__, (CountingMachine,), {})
         try:
             run_state_machine_as_test(seeded(number)(chunk), settings=_SETTINGS)
+        except KeyboardInterrupt:
+            return tally, failed
         except Exception as error:  # Whatever it is: it is shown, and counts as a failure.
             failed.append((f"python -m tests.soak --steps 1 --minutes 0 --seed {number}", error))
         number += 1
