@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 export RAY_USAGE_STATS_ENABLED = 0
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: setup check test test-fast soak mutants cases serve chat bench bench-in-process fix clean
+.PHONY: setup check test test-fast soak churn chaos simulate mutants cases serve chat bench bench-in-process bench-aborts \
+	bench-store fix clean
 
 STAMP := $(VENV)/.ready
 
@@ -33,9 +34,21 @@ test: setup
 test-fast: setup
 	$(BIN)/python -m pytest -m 'not model and not ray'
 
-# The random machines with a larger budget.
+# The random machines for long: 200,000 steps of the engine's, then clusters; prints seeds, and how often what happened.
 soak: setup
-	REMORA_MACHINE_EXAMPLES=1700 REMORA_MACHINE_STEPS=120 $(BIN)/python -m pytest --timeout 1200 tests/engine/test_engine_machine.py tests/sim
+	$(BIN)/python -m tests.soak
+
+# 20,000 requests with leaving clients, aborts and timeouts on two workers, and what is left of them: before and after.
+churn: setup
+	$(BIN)/python -m tests.e2e.churn
+
+# Sessions under a seeded fate that kills, freezes and drains; see tests/e2e/chaos.py.
+chaos: setup
+	$(BIN)/python -m tests.e2e.chaos
+
+# The pool's own policies against synthetic traces of up to 1,000 workers.
+simulate: setup
+	$(BIN)/python -m tests.simulate
 
 # Takes rules of the engine, worker and store away, one at a time: the tests must notice each.
 mutants: setup
@@ -56,6 +69,14 @@ bench: setup
 
 bench-in-process: setup
 	$(BIN)/python -m tests.bench --in-process
+
+# From a client's leaving to the worker's pages being free, by stage.
+bench-aborts: setup
+	$(BIN)/python -m tests.bench.abort_latency
+
+# Commit and load times of the session stores.
+bench-store: setup
+	$(BIN)/python -m tests.bench.store_load
 
 fix: setup
 	$(BIN)/ruff check --fix .
