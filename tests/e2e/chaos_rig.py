@@ -28,7 +28,7 @@ PATIENT_RAY = {
     "health_check_failure_threshold": 5,
 }
 """So that the death of a node, which only silence tells, is known within seconds."""
-SCALE_S = 20.0
+SCALE_S = 10.0
 
 
 class Rig:
