@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ class Rig:
         self.cluster = cluster
         self.nodes = nodes
         self.server = server
+        # Off the main thread, which clients need, Ray cannot set its signal handlers; and its processes end with the
+        # thread that started them.
+        cluster._shutdown_at_exit = False
+        self._adder = ThreadPoolExecutor(1)
 
     def pids(self, what: str) -> list[int]:
         """Living processes of a kind (see `TITLES`), oldest first."""
@@ -62,7 +67,8 @@ class Rig:
         self.cluster.remove_node(self.nodes.pop(index), allow_graceful=False)
 
     def add_node(self) -> None:
-        self.nodes.append(self.cluster.add_node(wait=False, **NODE))
+        """Blocks for seconds. Raises whatever Ray does when the node does not come up in time."""
+        self.nodes.append(self._adder.submit(self.cluster.add_node, wait=False, **NODE).result())
 
     def thaw(self) -> None:
         """Nobody is left frozen."""
