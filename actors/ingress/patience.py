@@ -21,10 +21,11 @@ class Patience:
         self._lost_at_s = 0.0
         self._began = False
 
-    def lost(self) -> None:
-        """A worker that had begun was lost: what counts from now on is the search for another."""
+    def lost(self, *, began: bool) -> None:
+        """A worker that had taken it came to nothing: the search for another begins now. `began`: it had made tokens,
+        so that the waiting clock has stopped."""
         self._lost_at_s = self._meter.elapsed_s()
-        self._began = True
+        self._began = self._began or began
 
     def left_s(self) -> float:
         limits = [limit for limit in (self._waiting_s(), self._submit.deadline_s) if limit]

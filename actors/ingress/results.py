@@ -2,7 +2,8 @@
 result kept under it. Turns need none of this: a session's history is its own record.
 
 A claim names the worker, so that who sends the request again can join it there. It lapses when nobody renews it: an
-ingress that dies leaves its keys free after a while.
+ingress that dies leaves its keys free after a while. Who has joined offers the result to the store, too: whoever made
+the claim may have left by then.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import logging
 import time
 import uuid
 from array import array
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgpack
 
@@ -20,12 +23,16 @@ from actors.ingress.channel import Batch, spawn
 from actors.ingress.errors import ApiError
 from actors.messages import Finished, Outcome, Reason, Stage, Submit, TokenIds
 from actors.ports import PoolPort
-from actors.records import ClaimStatus, ResultRecord, StoreError, StoreFull
+from actors.records import ClaimStatus, ResultClaim, ResultRecord, StoreError, StoreFull
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 RENEW_S = 5.0
 """How often a claim is renewed; the pool lets it lapse after some times that."""
+ANSWER_S = 10.0
+"""How long the pool may take to answer."""
 STORE_WAIT_S = 1.0
 """How long an answer waits for its result to be stored; where the pool or its store is away, that goes on behind it."""
 STORE_TRIES_S = 15.0
@@ -48,33 +55,37 @@ class Keeper:
     def __init__(self, pool: PoolPort, submit: Submit) -> None:
         self._pool = pool
         self._tenant, self._key, self._digest, self._join = submit.tenant, submit.rid, submit.digest, submit.join
+        self._name = ""
+        """What this attempt is called in the store."""
         self._owner = ""
+        """The same, while it has the claim."""
+        self._had_claim = False
         self._renewing: asyncio.Task[None] | None = None
 
     async def claim(self, worker_id: str) -> Go | Batch:
         """Leave to run it on this worker, or where it runs, or its stored result.
 
         Raises ApiError: the key has another body, its result is forgotten, it runs and is not to be joined, or the
-        store cannot say.
+        store cannot say. A request that has had the claim, and lost its worker, joins whoever was faster since.
         """
         await self._release()
-        owner = f"{worker_id} {uuid.uuid4().hex}"
+        owner = self._name = f"{worker_id} {uuid.uuid4().hex}"
         try:
-            found = await self._pool.claim_result(self._tenant, self._key, digest=self._digest, owner=owner)
+            found = await self._claim(owner)
         except StoreError as error:
+            spawn(self._give_up(owner))  # It may have been claimed all the same.
             message = "The session store cannot be reached, so that it is unknown whether this request was answered."
             raise ApiError(Reason.INTERNAL, message, stage=Stage.ROUTING) from error
         except asyncio.CancelledError:
-            self._owner = owner  # It may have been claimed all the same.
-            self.drop()
+            spawn(self._give_up(owner))
             raise
         if found.status is ClaimStatus.CLAIMED:
-            self._owner = owner
+            self._owner, self._had_claim = owner, True
             self._renewing = spawn(self._renew(owner))
             return Go(worker_id)
         if found.status is ClaimStatus.DONE:
             return _unpack(found.record)
-        if found.status is ClaimStatus.RUNNING and self._join:
+        if found.status is ClaimStatus.RUNNING and (self._join or self._had_claim):
             return Go(found.record.owner.partition(" ")[0], only_join=True)
         raise _refused(found.status)
 
@@ -83,25 +94,32 @@ class Keeper:
 
         The answer does not depend on it: where the store fails for long, the claim lapses, and a repetition runs anew.
         """
-        if end.outcome is Outcome.ABORT or not self._owner:
+        if end.outcome is Outcome.ABORT:
             await self._release()
             return
-        owner = self._forget()
+        self._forget()
         body = _pack(end, ids)
         # Neither a client that leaves meanwhile nor the end of our patience ends the work itself.
-        await asyncio.wait({spawn(self._put(owner, body))}, timeout=STORE_WAIT_S)
+        await asyncio.wait({spawn(self._put(self._name, body))}, timeout=STORE_WAIT_S)
 
     def drop(self) -> None:
         """The request is over without a result."""
-        if self._owner:
-            spawn(self._release())
+        owner = self._forget()
+        if owner:
+            spawn(self._give_up(owner))
+
+    async def _claim(self, owner: str) -> ResultClaim:
+        claim = self._pool.claim_result(self._tenant, self._key, digest=self._digest, owner=owner)
+        return await _in_time(claim)
 
     async def _put(self, owner: str, body: bytes) -> None:
-        """Until it is stored, or cannot be: a pool that is being replaced is back within seconds."""
+        """Until it is stored, or cannot be: a pool that is being replaced is back within seconds. Nothing happens where
+        another attempt has the claim, or has stored the result."""
         give_up_at = time.monotonic() + STORE_TRIES_S
         while True:
             try:
-                await self._pool.put_result(self._tenant, self._key, digest=self._digest, owner=owner, body=body)
+                put = self._pool.put_result(self._tenant, self._key, digest=self._digest, owner=owner, body=body)
+                await _in_time(put)
                 return
             except StoreError as error:
                 if isinstance(error, StoreFull) or time.monotonic() > give_up_at:
@@ -112,10 +130,13 @@ class Keeper:
     async def _release(self) -> None:
         owner = self._forget()
         if owner:
-            try:
-                await self._pool.release_result(self._tenant, self._key, owner=owner)
-            except StoreError as error:
-                log.warning("a claim could not be given up, and will lapse: %s", error)
+            await asyncio.shield(spawn(self._give_up(owner)))  # Also for a client that leaves meanwhile.
+
+    async def _give_up(self, owner: str) -> None:
+        try:
+            await _in_time(self._pool.release_result(self._tenant, self._key, owner=owner))
+        except StoreError as error:
+            log.warning("a claim could not be given up, and will lapse: %s", error)
 
     def _forget(self) -> str:
         owner, self._owner = self._owner, ""
@@ -128,9 +149,17 @@ class Keeper:
         while self._owner == owner:
             await asyncio.sleep(RENEW_S)
             try:
-                await self._pool.claim_result(self._tenant, self._key, digest=self._digest, owner=owner)
+                await self._claim(owner)
             except StoreError as error:
                 log.warning("a claim could not be renewed: %s", error)
+
+
+async def _in_time(answer: Awaitable[T]) -> T:
+    """Raises StoreError also when the pool says nothing: while it restarts, calls to it wait for ever."""
+    try:
+        return await asyncio.wait_for(answer, ANSWER_S)
+    except asyncio.TimeoutError:
+        raise StoreError("the pool does not answer") from None
 
 
 def _refused(status: ClaimStatus) -> ApiError:

@@ -86,7 +86,7 @@ class Running:
             except WorkerGone as gone:
                 batch = Batch((), self._lost(str(gone)))
             if batch.end is not None and self._may_repeat(batch):
-                await self._back_off(batch.end)
+                await self._back_off(batch.end, began=bool(self.delivered or batch.ids))
                 if not batch.ids:
                     continue
                 batch = Batch(batch.ids)
@@ -190,12 +190,14 @@ class Running:
                 self._keeper.drop()
                 return
             if isinstance(found, Batch):
-                self._stored = found
+                self._stored = replace(found, ids=found.ids[len(self._told) :])  # What it joined was lost meanwhile.
                 return
             target, only_join = replace(target, worker_id=found.worker_id), found.only_join
         pump = self._router.channels.to(target.worker_id)
         key = uuid.uuid4().hex
-        message = replace(self._message(target, key), only_join=only_join)
+        message = self._message(target, key)
+        if only_join:
+            message = replace(message, join=True, only_join=True)
         self._target, self._pump, self.worker_id = target, pump, target.worker_id
         # Before the submit: from here on there may be something to abort.
         self._line = pump.open_line(key, len(self._told))
@@ -228,11 +230,10 @@ class Running:
         )
         return end.redirect or end.reason in _ELSEWHERE or stale
 
-    async def _back_off(self, end: Finished) -> None:
+    async def _back_off(self, end: Finished, *, began: bool) -> None:
         """Forget where it went, and be ready to place it anew."""
         self._redirects += 1
-        if self.delivered:
-            self._patience.lost()
+        self._patience.lost(began=began)
         fresh_only = end.reason in (Reason.SESSION_UNKNOWN, Reason.SESSION_CLOSING) and not end.redirect
         self._give_up_attempt()
         if fresh_only:

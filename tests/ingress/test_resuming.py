@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from actors.messages import Event, Reason, Submit
+from actors.ports import Placement
 from tests.ingress.asgi import eventually, run
 from tests.ingress.harness import edge
 from tests.ingress.local import cluster
@@ -74,6 +75,41 @@ def test_a_unary_answer_is_completed_elsewhere_unasked() -> None:
             at.worker.die()
             await call.whole()
             assert (call.status, text_of(call)) == (200, "partial")
+
+    run(check())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_search_for_another_worker_begins_when_the_worker_is_lost(begun: bool) -> None:
+    """T4, C1: without a waiting timeout a request may queue for minutes; the worker is lost before its first token is
+    told. It goes on elsewhere, and the search has all the time a search has."""
+    now = [0.0]
+
+    async def check() -> None:
+        def script(submit: Submit) -> list[Event]:
+            text = "ab"[len(submit.resumed_ids) :]
+            return [tokens(submit, text, len(submit.resumed_ids)), stopped(submit, 2)]
+
+        async with edge(workers=2, clock=lambda: now[0]) as at:
+            await opened(at)
+            at.pool.workers["w2"].script = script
+            place = at.pool.place
+
+            async def slow(*args: Any, **fields: Any) -> Placement:
+                await asyncio.sleep(0.02)
+                return await place(*args, **fields)
+
+            at.pool.place = slow  # type: ignore[method-assign]
+            call = at.client.chat(session={"id": "s"}, stream=True, on_worker_lost="resume")
+            await at.worker.submitted.wait()
+            now[0] = 120.0
+            at.worker.alive = False
+            submit = at.worker.submits[0]
+            lost = aborted(submit, Reason.WORKER_LOST, completion_tokens=int(begun))
+            at.worker.push(*([tokens(submit, "a")] if begun else []), lost)
+            await call.whole()
+            assert (call.status, call.text) == (200, "ab")
+            assert len(submits(at)) == 2
 
     run(check())
 
