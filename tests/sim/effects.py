@@ -158,3 +158,5 @@ def _ask_store(store: SimStore, effect: Effect, now: float) -> EffectResult:
             except StoreError as error:
                 return SessionForgotten(session=effect.session, error=str(error))
             return SessionForgotten(session=effect.session, found=found)
+        case _:
+            raise AssertionError(f"nobody performs {effect} here")
