@@ -138,8 +138,8 @@ class Fate:
         return True
 
     async def _kill_node(self, blow: Blow) -> bool:
-        """And add another one a while later."""
-        if not self.rig.nodes:
+        """But for the last one; and add another a while later."""
+        if len(self.rig.nodes) < 2:
             return False
         index = int(blow.pick * len(self.rig.nodes))
         self.ledger.struck(blow.kind, set(self._clients))
