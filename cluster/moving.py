@@ -82,6 +82,16 @@ class Mover:
                 return moved
         return await self.move(record)
 
+    async def has_given_up(self, record: SessionRecord) -> bool:
+        """Whether a living owner that has refused a turn does not have the session in memory. It may have given it up
+        to a pool that died, or met a store that failed, before there was another owner; it takes no turn of that epoch
+        for a while then, but those of a new one."""
+        try:
+            info = await self._runtime.ask(record.owner, GetSession(tenant=record.tenant, session_id=record.session_id))
+        except WorkerGone:
+            return False
+        return info is None
+
     async def sent_off(self, record: SessionRecord) -> Fate:
         """From a worker that is being drained, if nothing runs there. Raises what `move` does."""
         if await self.leave(record) is not None:

@@ -144,6 +144,8 @@ class SessionDesk:
             record = await self.get(tenant, session_id)
             if record.owner == avoid and self._fleet.members.alive(avoid):
                 await self._fleet.probe(avoid)
+                if await self._mover.has_given_up(record):
+                    record = await self._mover.move(record, record.owner)
             while not await self._mover.stays(record):
                 record = await self._mover.take(record)
         self.directory.put(record)

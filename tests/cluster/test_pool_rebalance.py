@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from actors.messages import Finished, Outcome, Reason
+from actors.messages import Finished, LeaveSession, Outcome, Reason, SessionLeft
 from actors.ports import Placement
 from cluster.rebalance import Move
 from configs import RebalanceConfig
@@ -130,5 +130,26 @@ def test_a_turn_that_comes_with_the_old_place_is_sent_to_the_new_one(tmp_path: P
         found = await w.pool.place("t", "s", avoid=old)
         assert found.worker_id == new
         assert (await w.turn(found, "r2-again")).turn == 2
+
+    run(test, tmp_path)
+
+
+def test_what_was_given_up_to_a_pool_that_died_is_had_again_at_once(tmp_path: Path) -> None:
+    """T4, P3: the owner takes no turn of the old epoch any more, and there is no other owner."""
+
+    async def test(w: World) -> None:
+        await w.until_ready(1)
+        placed = await w.open("s")
+        await w.turn(placed, "r1")
+        record = placed.session
+        leave = LeaveSession(tenant="t", session_id="s", generation=record.generation, epoch=record.epoch)
+        left = await w.runtime.ask(placed.worker_id, leave)
+        assert isinstance(left, SessionLeft)
+        assert left.left
+        refused = await w.turn(placed, "r2")
+        assert refused.redirect
+        placed = await w.pool.place("t", "s", avoid=placed.worker_id)
+        assert placed.session.epoch == record.epoch + 1
+        assert (await w.turn(placed, "r3")).outcome is not Outcome.ABORT
 
     run(test, tmp_path)
