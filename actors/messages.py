@@ -167,7 +167,7 @@ class Submit:
     `join`: should a request of this name and body be running, be told what it does (rule T2) instead of being refused.
     `only_join`: and should it not be, do not begin it: the sender looks again where it is, or how it ended.
     `resumed_ids`: output that the client has already, from a worker that was lost; generation goes on behind it, and
-    events count from there (rule T4).
+    events count from there (rule T4). `resumed_prompt`: the `Tokens.prompt` that it came with.
     `weight`: the tenant's share of the worker beside other tenants that have one; 0 = first come, first served.
     """
 
@@ -193,6 +193,7 @@ class Submit:
     join: bool = False
     only_join: bool = False
     resumed_ids: TokenIds = ()
+    resumed_prompt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,12 +362,16 @@ ToWorker = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """New output tokens of a request. `index` is the output position of `ids[0]`: a gap means a lost event."""
+    """New output tokens of a request. `index` is the output position of `ids[0]`: a gap means a lost event.
+
+    `prompt`: with the first tokens of a turn, a digest of the whole prompt that they were made from: who wants to go on
+    with them elsewhere has to go on from the same."""
 
     ingress: str
     key: str
     index: int
     ids: TokenIds
+    prompt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

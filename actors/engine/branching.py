@@ -18,7 +18,6 @@ from actors.engine.introspection import describe
 from actors.engine.ownership import session_of
 from actors.engine.request import Verdict
 from actors.engine.sessions import Session, SessionState
-from actors.engine.turns import common_prefix
 from actors.messages import ForkSession, Reason, Reply, RollbackSession, SessionRolledBack
 
 
@@ -44,11 +43,10 @@ class Branching:
         """A session's history is here. If it is a fork, it shares what its source still holds of the same tokens."""
         source = None if session.forked_from is None else self._core.sessions.by_uid(session.forked_from)
         session.forked_from = None
-        if source is None or source.slot_rid is None or not self._core.kv.slot_length(source.uid):
+        if source is None:
             return
         head = session.history.head
-        common = common_prefix(source.history.context(source.slot_rid), session.history.context(head))
-        if self._core.kv.share(source.uid, session.uid, common):
+        if self._core.kv.share(source.uid, session.uid, session.history.context(head)):
             session.slot_rid = head
 
     # -- rollback --------------------------------------------------------------------------------------------------
@@ -125,8 +123,8 @@ class Branching:
         slot_rid = session.slot_rid
         if slot_rid is None or slot_rid not in dropped:
             return
-        common = common_prefix(session.history.context(slot_rid), session.history.context(turn))
-        session.slot_rid = turn if self._core.kv.cut_slot(session.uid, common) else None
+        left = self._core.kv.cut_slot(session.uid, session.history.context(turn))
+        session.slot_rid = turn if left else None
 
     def _answer(self, ask: int, value: SessionRolledBack) -> None:
         self._core.out.append(Reply(ask=ask, value=value))

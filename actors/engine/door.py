@@ -12,7 +12,7 @@ from actors.engine.request import Request, Verdict
 from actors.engine.sessions import Session, SessionState
 from actors.engine.settings import bounded
 from actors.engine.sizes import fit
-from actors.engine.turns import Place, Turn, assemble, common_prefix, find_place
+from actors.engine.turns import Place, Turn, assemble, find_place
 from actors.messages import OnBusy, Reason, Submit, TokenIds, TurnOf
 
 
@@ -231,8 +231,7 @@ class Door:
             return
         place, keep, input_ids, prompt = restored
         lease = self._core.sessions.grant(session, request, now)
-        common = self._common_with_slot(session, place, keep, prompt)
-        request.turn = Turn(session, lease.turn, place.parent, keep, input_ids, place.dropped, common)
+        request.turn = Turn(session, lease.turn, place.parent, keep, input_ids, place.dropped)
         self._entry.enter(request, prompt, session.capacity_tokens, now)
 
     def _restored(
@@ -255,14 +254,6 @@ class Door:
             request.tokens = prompt
             return size
         return place, keep, input_ids, prompt
-
-    def _common_with_slot(self, session: Session, place: Place, keep: int, prompt: list[int]) -> int:
-        slot_rid = session.slot_rid
-        if slot_rid is None or slot_rid not in session.history or not self._core.kv.slot_length(session.uid):
-            return 0
-        if place.parent == slot_rid and keep == place.keep_at_most:
-            return keep
-        return common_prefix(session.history.context(slot_rid), prompt)
 
 
 def _taken(submit: Submit, first: Submit) -> Verdict:

@@ -83,6 +83,10 @@ class Endings:
         if record.output_ids[told:]:
             rest = record.output_ids[told:]
             self._core.out.append(Tokens(ingress=submit.ingress, key=submit.key, index=told, ids=rest))
+        if record.output_ids:
+            for follower in request.followers:
+                whole = record.output_ids
+                self._core.out.append(Tokens(ingress=follower.ingress, key=follower.key, index=0, ids=whole))
         verdict = Verdict(record.outcome, matched=record.matched)
         self._finish(request, verdict, Stage.ROUTING, now, replay_of=record.number)
 
@@ -132,7 +136,10 @@ class Endings:
         end = terminal(request, verdict, stage, redirect=redirect, replay_of=replay_of)
         tell_end(core, end, stage, now)
         for follower in request.followers:
-            tell_end(core, replace(end, key=follower.key, ingress=follower.ingress), stage, now)
+            heard = request.num_output  # Not what the first caller had before the output began.
+            tell_end(
+                core, replace(end, key=follower.key, ingress=follower.ingress, completion_tokens=heard), stage, now
+            )
         core.requests.answered(request)
         core.ended.add(request.rid_key, now)
         reason = verdict.reason.value if verdict.reason else ""
@@ -190,7 +197,7 @@ def terminal(
         message=verdict.message,
         matched=verdict.matched,
         prompt_tokens=request.prompt_len,
-        completion_tokens=request.num_output,
+        completion_tokens=max(request.num_output, len(request.submit.resumed_ids)),
         cached_tokens=request.cached_tokens or 0,
         turn=replay_of or committed,
         replayed=bool(replay_of),

@@ -12,6 +12,7 @@ asks for is in `take_output()`. `expire(now)` lets clocks ring; call it before `
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from actors.engine.aborts import Aborts
 from actors.engine.branching import Branching
@@ -32,7 +33,7 @@ from actors.engine.effects import (
 )
 from actors.engine.endings import Endings
 from actors.engine.entry import Entry
-from actors.engine.following import Following
+from actors.engine.following import Following, prompt_digest
 from actors.engine.hibernation import Hibernation
 from actors.engine.moving import Moving
 from actors.engine.plan import PlanItem, StepPlan, StepResult
@@ -229,9 +230,11 @@ class Engine:
         request.tokens.append(token)
         self.core.totals.output_tokens += 1
         submit = request.submit
-        self.core.out.append(Tokens(ingress=submit.ingress, key=submit.key, index=index, ids=(token,)))
+        prompt = b"" if index > len(submit.resumed_ids) else prompt_digest(request)
+        event = Tokens(ingress=submit.ingress, key=submit.key, index=index, ids=(token,), prompt=prompt)
+        self.core.out.append(event)
         for follower in request.followers:
-            self.core.out.append(Tokens(ingress=follower.ingress, key=follower.key, index=index, ids=(token,)))
+            self.core.out.append(replace(event, ingress=follower.ingress, key=follower.key))
         if request.state is RequestState.PREFILL:
             request.move(RequestState.DECODE, "prompt computed", now)
         verdict = judge(request, token, self.settings)

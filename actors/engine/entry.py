@@ -5,6 +5,7 @@ from __future__ import annotations
 from actors.engine.core import Core
 from actors.engine.effects import CompileGrammar, GrammarReady
 from actors.engine.endings import Endings
+from actors.engine.following import heard, prompt_digest
 from actors.engine.kv.keys import PrefixKeys, namespace_root
 from actors.engine.request import Request, RequestState, Verdict
 from actors.engine.sizes import fit
@@ -58,14 +59,22 @@ class Entry:
             self._enqueue(request, "grammar compiled", now)
 
     def _resume(self, request: Request) -> Verdict | None:
-        """Go on behind what the client has of another attempt (rule T4). Its last token may have been the last of all:
-        then only the end was lost."""
-        for token in request.submit.resumed_ids:
+        """Go on behind what the client has of another attempt (rule T4), unless that was made from another prompt: a
+        session may have got on meanwhile. Its last token may have been the last of all: then only the end was lost."""
+        submit = request.submit
+        if submit.resumed_prompt and submit.resumed_prompt != prompt_digest(request):
+            text = "its worker was lost, and the session has gone on with another turn since"
+            return Verdict.abort(Reason.WORKER_LOST, text)
+        verdict = None
+        for token in submit.resumed_ids:
             request.tokens.append(token)
             verdict = judge(request, token, self._core.settings)
             if verdict is not None:
-                return verdict
-        return None
+                break
+        if request.num_output:
+            for follower in request.followers:
+                self._core.out.append(heard(request, follower.ingress, follower.key, 0))
+        return verdict
 
     def _enqueue(self, request: Request, cause: str, now: float) -> None:
         self._core.fairness.place(request, self._core.forecast.total_tokens(request))

@@ -7,6 +7,8 @@ it for all.
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from dataclasses import replace
 
 from actors.engine.core import Core
@@ -33,26 +35,40 @@ class Following:
         leader.followers.append(Follower(submit.ingress, submit.key))
         self._core.requests.follow(submit.key, leader)
         leader.story.append(f"{now:.3f} joined by {submit.key}")
-        if leader.num_output > 0:
-            ids = tuple(leader.output)
-            self._core.out.append(Tokens(ingress=submit.ingress, key=submit.key, index=0, ids=ids))
+        told = len(submit.resumed_ids)
+        if leader.num_output > told:
+            self._core.out.append(heard(leader, submit.ingress, submit.key, told))
 
     def leave(self, key: str, verdict: Verdict, now: float) -> AbortHit | None:
         """One of several listeners goes, and the request goes on. None: nobody else listens, or it is ending."""
         request = self._core.requests.by_key(key)
         if request is None or not request.followers or not request.can_be_aborted:
             return None
-        ingress = request.submit.ingress
+        end = replace(terminal(request, verdict, request.stage), key=key)
         if key == request.submit.key:
             heir = request.followers.pop(0)
-            request.submit = replace(request.submit, key=heir.key, ingress=heir.ingress)
+            # What the former caller had of another attempt, the heir has not heard, unless it is output by now.
+            resumed = request.submit.resumed_ids if request.num_output else ()
+            request.submit = replace(request.submit, key=heir.key, ingress=heir.ingress, resumed_ids=resumed)
             self._core.requests.promote(request, key)
         else:
             (gone,) = (follower for follower in request.followers if follower.key == key)
             request.followers.remove(gone)
-            ingress = gone.ingress
+            end = replace(end, ingress=gone.ingress, completion_tokens=request.num_output)
             self._core.requests.unfollow(key)
-        end = replace(terminal(request, verdict, request.stage), key=key, ingress=ingress)
         tell_end(self._core, end, request.stage, now)
         request.story.append(f"{now:.3f} left by {key}")
         return AbortHit(rid=request.submit.rid, key=key, stage=request.stage)
+
+
+def heard(request: Request, ingress: str, key: str, index: int) -> Tokens:
+    """The output of a request from position `index` on, for somebody who has heard what is before."""
+    ids = tuple(request.output[index:])
+    return Tokens(ingress=ingress, key=key, index=index, ids=ids, prompt=prompt_digest(request))
+
+
+def prompt_digest(request: Request) -> bytes:
+    """Says from which tokens a turn's output is made. Empty for requests without a session: theirs cannot change."""
+    if request.turn is None:
+        return b""
+    return hashlib.blake2b(array("i", request.tokens[: request.prompt_len]).tobytes(), digest_size=8).digest()

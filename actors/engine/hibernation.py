@@ -11,7 +11,7 @@ history. What page holds what is known by content (`PrefixKeys`), so that a roll
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from actors.engine.core import Core, Image, forget_image
 from actors.engine.effects import KVLoaded, KVLost, KVSaved, LoadKV, SaveKV, UnpackKV
@@ -24,11 +24,13 @@ MAX_SAVES = 2
 
 @dataclass(slots=True)
 class Load:
-    """An image on its way into the cache: its first pages, named by `keys`, are the context of turn `parent`.
+    """An image on its way into the cache: its first pages, named by `keys` of the chain from `root`, are the context of
+    turn `parent`.
 
     `present` of them were here all along. `waiter`: uid of the request that needs it, which may be over by now."""
 
     parent: str
+    root: bytes
     keys: list[bytes]
     present: int
     waiter: int
@@ -70,7 +72,7 @@ class Hibernation:
     def save(self, session: int) -> bool:
         """Have what is not in its image yet of an idle session's slot copied. False: there is nothing to copy."""
         slot = self._core.kv.slots.get(session)
-        if slot is None or not slot.keys:
+        if slot is None:
             return False
         image = self._core.images.setdefault(session, Image())
         first = _in_common(image.keys, slot.keys)
@@ -96,7 +98,7 @@ class Hibernation:
             image.keys, image.saving = image.saving[: result.pages], []
         waiter = self._core.requests.by_uid(self._arriving.pop(result.session, 0))
         if waiter is not None and waiter.state is RequestState.WAITING_KV:
-            self._go_on(waiter, 0, now)  # It looks again, and will have the image read.
+            self._go_on(waiter, now)  # It looks again, and will have the image read.
         self._may_close(result.session)
 
     def arrives(self, session: int, keys: list[bytes], parcel: str) -> None:
@@ -148,7 +150,7 @@ class Hibernation:
         if pages is None:
             return False
         kv.release(request.uid)
-        self._loads[uid] = Load(turn.parent, image.keys[:wanted], len(present), request.uid)
+        self._loads[uid] = Load(turn.parent, request.keys.root, image.keys[:wanted], len(present), request.uid)
         self._core.out.append(LoadKV(session=uid, first=len(present), pages=pages))
         return True
 
@@ -163,23 +165,19 @@ class Hibernation:
         if image is not None and whole < len(load.keys):
             del image.keys[whole:]
         if session is not None and whole and load.parent in session.history:
-            kv.adopt(uid, load.keys[:whole])
+            kv.adopt(uid, load.root, load.keys[:whole])
             session.slot_rid = load.parent
         kv.transfers.end(uid)
         waiter = self._core.requests.by_uid(load.waiter)
         if waiter is not None and waiter.state is RequestState.WAITING_KV:
-            # It may have joined the read of a turn that continued from elsewhere.
-            most = min(whole, (len(waiter.tokens) - 1) // kv.page_size)
-            self._go_on(waiter, waiter.keys.in_common(load.keys, most) * kv.page_size, now)
+            self.counts.woken_turns += result.pages > 0
+            self._go_on(waiter, now)
         self._may_close(uid)
 
-    def _go_on(self, request: Request, num_tokens: int, now: float) -> None:
-        if request.turn is None:
-            raise AssertionError("only turns wait for KV")
-        request.turn = replace(request.turn, common=num_tokens)
-        self.counts.woken_turns += num_tokens > 0
+    def _go_on(self, request: Request, now: float) -> None:
+        """Back in the queue: how much of what is here now is of use shows when it starts."""
         self._core.requests.woken(request)
-        request.move(RequestState.WAITING, f"{num_tokens} tokens came back", now)
+        request.move(RequestState.WAITING, "its session's KV is here", now)
         self._core.requests.enqueue(request)
 
     # -- both ------------------------------------------------------------------------------------------------------

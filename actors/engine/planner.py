@@ -131,9 +131,8 @@ class Planner:
         return sorted(prompts, key=lambda request: request.order)
 
     def _begin(self, request: Request) -> int:
-        turn = request.turn
-        session, common = (turn.session.uid, turn.common) if turn else (None, 0)
-        return self._core.kv.begin(request.uid, request.keys, session, common)
+        session = request.turn.session.uid if request.turn else None
+        return self._core.kv.begin(request.uid, request.keys, session)
 
     def _start(self, request: Request, covered: int, now: float) -> None:
         request.computed = request.planned = covered

@@ -15,8 +15,7 @@ from actors.records import TurnRecord
 class Turn:
     """A turn that holds its session's lease.
 
-    Its context is `keep` tokens of the parent's, then `input_ids`, then what it generates. `common` says how many
-    tokens its prompt shares with what the session's slot holds.
+    Its context is `keep` tokens of the parent's, then `input_ids`, then what it generates.
     """
 
     session: Session
@@ -25,7 +24,6 @@ class Turn:
     keep: int
     input_ids: TokenIds
     dropped: tuple[str, ...]
-    common: int
 
     def record(self, request: Request, verdict: Verdict) -> TurnRecord:
         """What the store keeps of this turn once it ended in `verdict`."""
@@ -94,21 +92,6 @@ def assemble(place: Place, submit: Submit, bos_id: int | None) -> tuple[int, Tok
         appended = _missing_close(place.base, submit.close_ids) + appended
     keep = min(place.keep_at_most, len(place.base))
     return keep, tuple(place.base[keep:] + appended)
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of leading tokens that two contexts share."""
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    low, high = 0, shorter
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _refused_by_streaming(turn: TurnOf) -> str | None:

@@ -64,6 +64,8 @@ class Told:
 
     ids: list[int] = field(default_factory=list)
     end: Finished | None = None
+    prompt: bytes = b""
+    """Digest of the prompt that the tokens were made from."""
 
 
 @dataclass
@@ -341,6 +343,7 @@ class Driver:
                     assert told.end is None, "E1: a token after the end"
                     assert output.index == len(told.ids), "events carry an index without gaps"
                     told.ids.extend(output.ids)
+                    told.prompt = told.prompt or output.prompt
                 case Finished():
                     told = self.told[output.key]
                     assert told.end is None, "E1: a second end"

@@ -7,7 +7,6 @@ import pytest
 from tests.engine.driver import Driver
 
 
-@pytest.mark.xfail(strict=True, reason="save_ahead asks for the same slot for ever: save() does not mark it")
 @pytest.mark.timeout(10)
 def test_a_session_shorter_than_a_page_does_not_stop_the_worker() -> None:
     """K7, I1: it is passed over, and others are copied."""

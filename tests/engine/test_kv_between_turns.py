@@ -45,10 +45,10 @@ def test_page_is_shared_only_after_the_step_that_filled_it_has_committed() -> No
     root = namespace_root("t", "", shared=False)
     driver.submit("a", prompt)
     driver.launch()
-    assert driver.engine.core.kv.begin(99, PrefixKeys(root, prompt, 4), None, 0) == 0
+    assert driver.engine.core.kv.begin(99, PrefixKeys(root, prompt, 4), None) == 0
     driver.engine.core.kv.release(99)
     driver.commit()
-    assert driver.engine.core.kv.begin(99, PrefixKeys(root, prompt, 4), None, 0) == 4
+    assert driver.engine.core.kv.begin(99, PrefixKeys(root, prompt, 4), None) == 4
     driver.engine.core.kv.release(99)
     driver.run()
 

@@ -9,11 +9,11 @@ import pytest
 from actors.engine import request as requests
 from actors.engine import sessions
 from actors.engine.clocks import Clock, Clocks
+from actors.engine.kv.keys import PrefixKeys, tokens_in_common
 from actors.engine.policy import share_prefill, victim
 from actors.engine.recent import Recent
 from actors.engine.request import IllegalTransition, Request, RequestState
 from actors.engine.sessions import IllegalSessionTransition, Session, SessionState
-from actors.engine.turns import common_prefix
 from actors.messages import SamplingParams, Submit
 
 
@@ -101,8 +101,17 @@ def test_clocks_ring_in_order() -> None:
     assert clocks.next() is None
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "n"), [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 9, 3], 1), ([4], [5], 0)]
-)
-def test_common_prefix(a: list[int], b: list[int], n: int) -> None:
-    assert common_prefix(a, b) == n
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+@pytest.mark.parametrize(("held", "asked"), [((), (1,)), ((1, 2), (1, 2, 3)), ((1, 2, 3), (1, 9, 3)), ((4,), (5,))])
+def test_what_a_slot_shares_with_a_prompt_is_known_by_content(
+    held: tuple[int, ...], asked: tuple[int, ...], page_size: int
+) -> None:
+    """K1, S3: all of it, or whole pages; never a token that differs, and nothing of another namespace's pages."""
+    full = len(held) // page_size
+    keys, tail = PrefixKeys(b"root", held, page_size).first(full), held[full * page_size :]
+    common = tokens_in_common(PrefixKeys(b"root", asked, page_size), keys, tail, page_size)
+    assert held[:common] == asked[:common]
+    same = next((i for i, (a, b) in enumerate(zip(held, asked, strict=False)) if a != b), min(len(held), len(asked)))
+    assert common in (same, same // page_size * page_size)
+    elsewhere = tokens_in_common(PrefixKeys(b"other", asked, page_size), keys, tail, page_size)
+    assert elsewhere == (0 if full else common)

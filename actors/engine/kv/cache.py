@@ -16,9 +16,10 @@ valid, since that page may be another's too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.engine.kv.keys import PrefixKeys
+from actors.engine.kv.keys import PrefixKeys, tokens_in_common
 from actors.engine.kv.pages import PageCounts, PagePool
 from actors.engine.kv.slots import Slot, Slots
 from actors.engine.kv.transfers import Transfers
@@ -89,28 +90,25 @@ class KVCache:
 
     # -- a request's life ------------------------------------------------------------------------------------------
 
-    def begin(self, uid: int, keys: PrefixKeys, session: int | None, common: int) -> int:
-        """Give a request its table, with as much KV as is there already. Returns the number of tokens covered.
+    def begin(self, uid: int, keys: PrefixKeys, session: int | None) -> int:
+        """Give a request its table, with as much KV as is there already, in its session's slot or in the prefix index.
+        Returns the number of tokens covered.
 
-        `keys` are those of the request's tokens. `common`: how many of these it shares with the session's slot from
-        position 0. At least the last token is always left to compute, since its logits are wanted. Takes no new page.
+        `keys` are those of the request's tokens. At least the last token is always left to compute, since its logits
+        are wanted. Takes no new page.
         """
         if uid in self._tables:
             raise AssertionError(f"request {uid} has a table already")
         slot = self.slots.get(session) if session is not None else None
-        pages: list[int] = []
-        covered = 0
         limit = len(keys.tokens) - 1
-        if slot is not None and slot.length:
-            if common >= slot.length and not self._would_rewrite(slot, limit):
-                pages, covered = list(slot.pages), min(slot.length, limit)
-            else:
-                full = min(common, limit) // self.page_size
-                pages, covered = slot.pages[:full], full * self.page_size
-        if slot is None or common < slot.length or not slot.length or common - slot.length >= max(2, self.page_size):
-            found = self._match(keys, limit)
-            if len(found) * self.page_size > covered:
-                pages, covered = found, len(found) * self.page_size
+        common = 0 if slot is None else tokens_in_common(keys, slot.keys, slot.tail, self.page_size)
+        pages = [] if slot is None else slot.pages[: min(common, limit) // self.page_size]
+        found = self._match(keys, len(pages), limit)
+        if slot is not None and not found and common == slot.length and not self._would_rewrite(slot, limit):
+            pages, covered = list(slot.pages), min(slot.length, limit)
+        else:
+            pages = pages + found
+            covered = len(pages) * self.page_size
         self.pool.hold_for_request(pages)
         borrowed = session if slot is not None and slot.length else None
         self._tables[uid] = PageTable(keys=keys, pages=pages, published=covered // self.page_size, slot=borrowed)
@@ -159,8 +157,10 @@ class KVCache:
 
         The request keeps its own hold until `release`."""
         table = self._tables[uid]
-        keys = table.keys.first(length // self.page_size)
-        self.slots.put(session, Slot(pages=table.pages[: self.pages_for(length)], keys=keys, length=length))
+        full = length // self.page_size
+        tail = tuple(table.keys.tokens[full * self.page_size : length])
+        pages = table.pages[: self.pages_for(length)]
+        self.slots.put(session, Slot(pages, table.keys.first(full), length, table.keys.root, tail))
         if table.slot is None:
             table.slot = session
             self.slots.borrow(session)
@@ -184,26 +184,28 @@ class KVCache:
                 table.slot = None
         return self.slots.drop(session)
 
-    def share(self, source: int, session: int, num_tokens: int) -> int:
-        """A fork: give a session without a slot the full pages of another's first `num_tokens` positions.
+    def share(self, source: int, session: int, tokens: Sequence[int]) -> int:
+        """A fork: give a session without a slot the full pages of another's that hold its `tokens`.
 
         Returns the length of its slot, 0 when there is nothing to share."""
         if self.slots.get(session) is not None:
             raise AssertionError(f"session {session} has a slot already")
         shared = self.slots.get(source)
-        full = min(num_tokens, shared.length if shared else 0) // self.page_size
+        full = self._in_common(shared, tokens) // self.page_size if shared else 0
         if shared is None or not full:
             return 0
-        self.slots.put(session, Slot(shared.pages[:full], shared.keys[:full], full * self.page_size))
+        self.slots.put(session, Slot(shared.pages[:full], shared.keys[:full], full * self.page_size, shared.root))
         return full * self.page_size
 
-    def cut_slot(self, session: int, num_tokens: int) -> int:
-        """Only the first `num_tokens` positions of a slot are valid any more: keep the full pages of them.
+    def cut_slot(self, session: int, tokens: Sequence[int]) -> int:
+        """Only what a slot holds of these `tokens` is wanted any more: keep the full pages of that.
 
-        Returns the length that is left. A slot that is no longer than that is left alone."""
-        if num_tokens >= self.slot_length(session):
-            return self.slot_length(session)
-        full = num_tokens // self.page_size
+        Returns the length that is left. A slot that holds nothing else is left alone."""
+        slot = self.slots.get(session)
+        common = self._in_common(slot, tokens) if slot else 0
+        if slot is None or common >= slot.length:
+            return common
+        full = common // self.page_size
         if full:
             self.slots.cut(session, full, self.page_size)
         else:
@@ -238,15 +240,19 @@ class KVCache:
             return None
         return self.transfers.add_new(session, count)
 
-    def adopt(self, session: int, keys: list[bytes]) -> None:
+    def adopt(self, session: int, root: bytes, keys: list[bytes]) -> None:
         """The first pages of a session's transfer, those that `keys` name, become its slot. The transfer goes on."""
         pages = self.transfers.pages(session)[: len(keys)]
         if self._prefix_cache:
             for page, key in zip(pages, keys, strict=True):
                 self.pool.publish(page, key)
-        self.slots.put(session, Slot(pages, keys, len(keys) * self.page_size, copied=True))
+        self.slots.put(session, Slot(pages, keys, len(keys) * self.page_size, root, copied=True))
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _in_common(self, slot: Slot, tokens: Sequence[int]) -> int:
+        keys = PrefixKeys(slot.root, tokens, self.page_size)
+        return tokens_in_common(keys, slot.keys, slot.tail, self.page_size)
 
     def _would_rewrite(self, slot: Slot, limit: int) -> bool:
         """Whether computing from `limit` on writes in a page of the slot that others read, be it the same values."""
@@ -273,12 +279,13 @@ class KVCache:
         self.evicted_slots += 1
         return True
 
-    def _match(self, keys: PrefixKeys, limit: int) -> list[int]:
-        """Pages of the prefix index for the first `limit` tokens, as far as they are there without a gap."""
+    def _match(self, keys: PrefixKeys, first: int, limit: int) -> list[int]:
+        """Pages of the prefix index from page `first` on, of the first `limit` tokens, as far as they are there without
+        a gap."""
         pages: list[int] = []
         if not self._prefix_cache:
             return pages
-        for index in range(limit // self.page_size):
+        for index in range(first, limit // self.page_size):
             page = self.pool.find(keys[index])
             if page is None:
                 break

@@ -13,11 +13,11 @@ class PrefixKeys:
     `tokens` is read when a key is wanted for the first time, and may have grown by then; it must never change below.
     """
 
-    __slots__ = ("_keys", "_page_size", "_root", "tokens")
+    __slots__ = ("_keys", "_page_size", "root", "tokens")
 
     def __init__(self, root: bytes, tokens: Sequence[int], page_size: int) -> None:
+        self.root = root
         self.tokens = tokens
-        self._root = root
         self._page_size = page_size
         self._keys: list[bytes] = []
 
@@ -26,7 +26,7 @@ class PrefixKeys:
         while len(self._keys) <= page:
             start = len(self._keys) * self._page_size
             content = array("i", self.tokens[start : start + self._page_size]).tobytes()
-            before = self._keys[-1] if self._keys else self._root
+            before = self._keys[-1] if self._keys else self.root
             self._keys.append(hashlib.blake2b(before + content, digest_size=16).digest())
         return self._keys[page]
 
@@ -48,6 +48,20 @@ class PrefixKeys:
             else:
                 high = middle - 1
         return low
+
+
+def tokens_in_common(keys: PrefixKeys, others: Sequence[bytes], tail: Sequence[int], page_size: int) -> int:
+    """How many tokens the list behind `keys` shares with another, given by the keys of its full pages and the tokens
+    behind them. Whole pages, unless only the tail is left to differ."""
+    known = len(keys.tokens)
+    full = keys.in_common(others, known // page_size)
+    if full < len(others):
+        return full * page_size
+    start = full * page_size
+    same = 0
+    while same < len(tail) and start + same < known and keys.tokens[start + same] == tail[same]:
+        same += 1
+    return start + same
 
 
 def namespace_root(tenant: str, salt: str, *, shared: bool) -> bytes:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from actors.engine.kv.pages import PagePool
 
 
 @dataclass(slots=True)
 class Slot:
-    """The pages of a session's first `length` positions; `keys` name the full ones.
+    """The pages of a session's first `length` positions. What they hold is known by content: `keys`, of the chain that
+    begins with `root`, name the full ones, and `tail` are the tokens of the last one if it is not full.
 
     `borrowers`: running turns whose tables share it. `copied`: as much of it as there is room for has been copied out
     of the cache (rule K7)."""
 
-    pages: list[int] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    length: int = 0
+    pages: list[int]
+    keys: list[bytes]
+    length: int
+    root: bytes
+    tail: tuple[int, ...] = ()
     borrowers: int = 0
     copied: bool = False
 
@@ -85,6 +88,7 @@ class Slots:
         slot = self._slots[session]
         self._pool.drop_by_session(reversed(slot.pages[full:]))
         slot.pages, slot.keys, slot.length = slot.pages[:full], slot.keys[:full], full * page_size
+        slot.tail = ()
         self._file(session)
 
     def borrow(self, session: int) -> None:
