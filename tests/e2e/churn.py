@@ -36,13 +36,16 @@ TOMBSTONE_S = 10.0
 LAPSE_S = 120.0
 """Until everything that is remembered for a while is forgotten: a clock of an idle session is the longest."""
 PROGRESS_S = 30.0
+FILLED = 0.1
+MAX_FILLS = 100
 WARM_SHARE = 0.05
 WARM_LEAST = 120
 """Requests before the first count: until pools are filled, and pages of the KV cache touched."""
 TOY: dict[str, Any] = {
     "workers": {"count": 2, "runner": "toy", "toy_step_s": 0.005},
     "engine": {"kv_tokens": 8192, "max_running": 8, "max_waiting": 64, "check_invariants": True},
-    "sessions": {"idle_timeout_s": 20.0},
+    "sessions": {"idle_timeout_s": 60.0},
+    "cluster": {"ingress_lease_s": 30.0},
 }
 MODEL: dict[str, Any] = {
     "workers": {"count": 2},
@@ -70,6 +73,7 @@ async def churn(
 ) -> tuple[Census, Census, Counter[str]]:
     """Warm up, count, churn, count again. What was held before and after, and what clients heard in between."""
     await storm(weather, sessions, 0, requests=warm)
+    await fill(weather)
     before = await lapsed(weather, pid)
     warmed = Counter(weather.answers)
     weather.seen.clear()
@@ -78,6 +82,19 @@ async def churn(
     telling.cancel()
     after = await lapsed(weather, pid)
     return before, after, weather.answers - warmed
+
+
+async def fill(weather: Weather) -> None:
+    """Send prompts that share nothing until every page of the KV cache has been used: the system gives memory only
+    when it is touched, and that would look like a leak."""
+    for _ in range(MAX_FILLS):
+        rows = (await weather.client.call("GET", "/v1/stats")).tree["workers"]
+        if all(row["pages"]["free"] < FILLED * row["pages"]["total"] for row in rows):
+            return
+        texts = [f"{weather.rng.random()} ".join("abcdefghijklmnopqrstuvwxyz") for _ in range(8)]
+        bodies = [{"messages": [{"role": "user", "content": text}], "max_tokens": 1} for text in texts]
+        await asyncio.gather(*(weather.chat(body) for body in bodies))
+    raise RuntimeError(f"the KV cache has free pages after {MAX_FILLS} rounds")
 
 
 async def lapsed(weather: Weather, pid: int) -> Census:
