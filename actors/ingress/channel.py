@@ -34,6 +34,8 @@ class Line:
         self.key = key
         self.worker_id = worker_id
         self.received = received
+        self.prompt = b""
+        """Says from which prompt the tokens were made; empty until the first of a turn."""
         self.on_end: Callable[[Finished | None], None] | None = None
         """Called instead of keeping the end for `take`, once nobody takes any more. None: the worker was lost."""
         self.on_backlog: Callable[[int], None] | None = None
@@ -89,6 +91,7 @@ class Line:
         if event.index > self.received:
             self.lose("tokens are missing")
             return False
+        self.prompt = event.prompt or self.prompt
         fresh = event.ids[self.received - event.index :]
         self.received += len(fresh)
         self._ids.extend(fresh)

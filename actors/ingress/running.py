@@ -43,6 +43,8 @@ class Running:
         self.delivered = 0
         self._told: list[int] = []
         """What was delivered, if it may have to be resumed."""
+        self._made_from = b""
+        """The prompt of that, for a turn: see `Tokens.prompt`."""
         self._patience = Patience(call.submit, meter, router.timeouts, router.park_s)
         self.stage = Stage.ROUTING
         self._router = router
@@ -215,6 +217,7 @@ class Running:
             ingress=self._router.ingress_id,
             turn=target.turn,
             resumed_ids=tuple(self._told),
+            resumed_prompt=self._made_from,
         )
 
     def _may_repeat(self, batch: Batch) -> bool:
@@ -244,6 +247,7 @@ class Running:
     def _give_up_attempt(self) -> None:
         if self._line is not None and self._pump is not None:
             self._pump.drop_line(self._line.key)
+            self._made_from = self._line.prompt or self._made_from
         self._avoid = self.worker_id
         self._line, self._target, self._pump = None, None, None
         self.stage = Stage.ROUTING

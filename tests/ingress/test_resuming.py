@@ -139,6 +139,31 @@ def test_a_killed_workers_stream_equals_that_of_a_living_one(
     run(check())
 
 
+def test_a_turn_does_not_go_on_from_what_its_session_has_become(tmp_path: Path) -> None:
+    """T4, T6, S6: another turn was faster than the search for a worker; the stream ends with an error that says so."""
+
+    async def check() -> None:
+        async with cluster(tmp_path, workers=2, step_s=0.01) as at:
+            await chat(at, "zero", session=SESSION).whole()
+            call = chat(at, "one", stream=True, max_tokens=60, session={"id": "s"}, on_worker_lost="resume")
+            await eventually(lambda: at.shell("w1").stats()["output_tokens"] > 15)
+            place = at.pool.place
+
+            async def slower(tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
+                at.pool.place = place  # type: ignore[method-assign]
+                other = await chat(at, "two", session={"id": "s"}).whole()
+                assert text_of(other)
+                return await place(tenant, session_id, avoid=avoid)
+
+            at.pool.place = slower  # type: ignore[method-assign]
+            await asyncio.to_thread(at.pool.workers["w1"].kill)
+            await call.whole()
+            assert call.events[-2]["error"]["reason"] == "worker_lost"
+            assert (await at.client.get("/v1/sessions/s")).json()["turns"] == 2
+
+    run(check())
+
+
 def test_both_callers_of_a_running_turn_hear_all_of_it(tmp_path: Path) -> None:
     """T2: field case N28 (c): the later one joins, streamed or not; it is computed once."""
 
