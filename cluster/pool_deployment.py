@@ -33,7 +33,7 @@ MAX_ONGOING_REQUESTS = 10_000
     ray_actor_options={"num_cpus": 0, "resources": HEAD_NODE},
     health_check_period_s=2.0,
     graceful_shutdown_wait_loop_s=0.1,
-    graceful_shutdown_timeout_s=10.0,
+    graceful_shutdown_timeout_s=30.0,
 )
 class PoolDeployment:
     """`PoolDeployment.bind(config_tree)`. Workers outlive it: the next one adopts them; without one, their lease ends.
