@@ -164,9 +164,11 @@ class Fate:
     # -- plumbing --------------------------------------------------------------------------------------------------
 
     async def _worker(self, blow: Blow) -> int | None:
+        """One that clients have to do with, if there is any."""
         await self._rows()
         pids = self.rig.pids("worker")
-        return _picked(pids, blow) if pids else None
+        used = [pid for pid in pids if self.ledger.owned_by(self._ids.get(pid, ""))]
+        return _picked(used or pids, blow) if pids else None
 
     async def _rows(self) -> list[dict[str, Any]]:
         """Workers, as the cluster tells; none while it cannot."""
