@@ -21,6 +21,7 @@ from actors.messages import (
 from actors.ports import NoWorker, Placement, SessionLimit, WorkerGone
 from actors.records import SessionExists, SessionRecord, SessionStore, SessionUnknown, StoreError, StoreFull
 from cluster.evacuation import Fate, see_off
+from cluster.expiry import Expiry
 from cluster.fleet import Fleet
 from cluster.keyed_locks import KeyedLocks
 from cluster.moving import Mover
@@ -64,6 +65,7 @@ class SessionDesk:
         self._wall_clock = wall_clock
         self._locks = KeyedLocks()
         self._seats = Seats(fleet, self.directory, wait_s)
+        self._expiry = Expiry(fleet, runtime, store, self.directory, self._locks, wall_clock)
         self._mover = Mover(fleet, runtime, store, self.directory, self._seats, cluster)
         self._opening: Counter[str] = Counter()
         self._closing: set[tuple[str, str, int]] = set()
@@ -204,12 +206,8 @@ class SessionDesk:
             self.directory.replace(worker_id, records)
 
     async def expire(self) -> int:
-        """Close sessions whose idle time passed while nobody owned them (living owners see to their own). Returns how
-        many. Raises StoreError."""
-        now = self._wall_clock()
-        candidates = await self._store.run(lambda store: store.expired(now))
-        orphans = [record for record in candidates if not self._fleet.members.alive(record.owner)]
-        return sum([await self._expire(record) for record in orphans])
+        """Close sessions whose idle time passed while nobody owned them. Returns how many. Raises StoreError."""
+        return await self._expiry.look()
 
     @property
     def held(self) -> int:
@@ -313,16 +311,6 @@ class SessionDesk:
         except SessionUnknown:
             return None
         return now if now.generation == record.generation else None
-
-    async def _expire(self, record: SessionRecord) -> bool:
-        key = (record.tenant, record.session_id)
-        async with self._locks.hold(key):
-            current = await self._same(record)
-            if current != record or await self._fleet.knows_alive(record.owner):
-                return False  # Somebody has used it since.
-            closed = await self._forget(record)
-        self.directory.remove(key, record.generation)
-        return closed
 
     async def _forget(self, record: SessionRecord) -> bool:
         """Delete a session that nobody has in memory. False: it is gone, or somebody has just taken it over."""
