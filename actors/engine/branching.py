@@ -10,8 +10,7 @@ LOADING, so that turns that come meanwhile wait, and then go on from the new hea
 
 from __future__ import annotations
 
-from actors.engine.clocks import Clock
-from actors.engine.core import Core
+from actors.engine.core import Core, start_idle_clock
 from actors.engine.effects import RollBackTurns, TurnsRolledBack
 from actors.engine.endings import Endings
 from actors.engine.introspection import describe
@@ -99,8 +98,7 @@ class Branching:
         session.history.roll_back(result.turn)
         session.idle_since = now
         session.move(SessionState.IDLE, "rolled back", now)
-        if session.idle_timeout_s:
-            self._core.clocks.set(now + session.idle_timeout_s, Clock.IDLE, session.uid)
+        start_idle_clock(self._core, session)
         self._answer(result.ask, SessionRolledBack(dropped=len(dropped), info=describe(self._core, session, now)))
         return session
 

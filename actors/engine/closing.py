@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from actors.engine.clocks import Clock
-from actors.engine.core import Core, forget_image
+from actors.engine.core import Core, forget_image, start_idle_clock
 from actors.engine.effects import ForgetSession, SessionForgotten, SessionLoaded
 from actors.engine.endings import Endings
 from actors.engine.history import History
@@ -82,13 +81,15 @@ class Closing:
     def idle_expired(self, session_uid: int, now: float) -> None:
         """An idle clock rang. It counts only if the session has been idle since (rule S8)."""
         session = self._core.sessions.by_uid(session_uid)
-        if session is None or session.state is not SessionState.IDLE or not session.idle_timeout_s:
+        if session is None:
             return
-        due = session.idle_since + session.idle_timeout_s
-        if due <= now:
+        session.idle_clock_set = False
+        if session.state is not SessionState.IDLE or not session.idle_timeout_s:
+            return
+        if session.idle_since + session.idle_timeout_s <= now:
             self._begin(session, False, "idle for too long", now)
         else:
-            self._core.clocks.set(due, Clock.IDLE, session.uid)
+            start_idle_clock(self._core, session)
 
     def advance(self, session: Session, now: float) -> None:
         """Finish a close once no turn runs and no step in flight names the session's pages."""
@@ -147,8 +148,7 @@ class Closing:
 
     def _settle(self, session: Session, record: SessionRecord, history: History, now: float) -> None:
         self._core.sessions.loaded(session, record, history, now)
-        if session.idle_timeout_s:
-            self._core.clocks.set(now + session.idle_timeout_s, Clock.IDLE, session.uid)
+        start_idle_clock(self._core, session)
 
     def _running(self, session: Session) -> Request | None:
         return self._core.requests.by_uid(session.lease.uid) if session.lease else None

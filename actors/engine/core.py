@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from actors.engine.clocks import Clocks
+from actors.engine.clocks import Clock, Clocks
 from actors.engine.effects import DropKV, Effect
 from actors.engine.fairness import Fairness
 from actors.engine.forecast import Forecast
@@ -77,6 +77,14 @@ class Core:
     def take_output(self) -> list[Output]:
         out, self.out = self.out, []
         return out
+
+
+def start_idle_clock(core: Core, session: Session) -> None:
+    """The session is idle since `idle_since` (rule S8). One entry per session: when it rings too early, because a turn
+    ran meanwhile, it is set again."""
+    if session.idle_timeout_s and not session.idle_clock_set:
+        session.idle_clock_set = True
+        core.clocks.set(session.idle_since + session.idle_timeout_s, Clock.IDLE, session.uid)
 
 
 def forget_image(core: Core, session: int) -> None:

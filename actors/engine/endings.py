@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actors.engine.clocks import Clock
-from actors.engine.core import Core, forget_image
+from actors.engine.core import Core, forget_image, start_idle_clock
 from actors.engine.effects import ReleaseGrammar, StoreTurn, TurnStored
 from actors.engine.request import Request, RequestState, Verdict
 from actors.engine.sessions import Session, SessionState
@@ -166,8 +165,7 @@ class Endings:
         session = request.turn.session
         if self._core.sessions.clear(session, request.uid, now):
             self._core.free_sessions.append(session)
-            if session.idle_timeout_s:
-                self._core.clocks.set(now + session.idle_timeout_s, Clock.IDLE, session.uid)
+            start_idle_clock(self._core, session)
 
     def _give_back(self, request: Request) -> None:
         if self._core.kv.has_table(request.uid):

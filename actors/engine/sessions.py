@@ -67,6 +67,7 @@ class Session:
     stopping: int = 0
     """Ended turns of this session whose pages a step in flight still names."""
     idle_since: float = 0.0
+    idle_clock_set: bool = False
     forked_from: int | None = None
     """uid of the session whose pages it may share once its history is here."""
     close_asks: list[int] = field(default_factory=list)

@@ -41,7 +41,7 @@ class Rig:
             "t", session_id, mode=SessionMode.TREE, idle_timeout_s=None, capacity_tokens=None
         )
 
-    async def turn(self, placed: Placement, rid: str) -> Finished:
+    async def turn(self, placed: Placement, rid: str, max_tokens: int = 4) -> Finished:
         port = self.ports.port(placed.worker_id)
         record = placed.session
         await port.submit(
@@ -51,7 +51,7 @@ class Rig:
                 ingress="i",
                 tenant="t",
                 input_ids=tuple(range(40, 60)),
-                sampling=SamplingParams(max_tokens=4, ignore_eos=True),
+                sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
                 turn=TurnOf(session_id=record.session_id, generation=record.generation, epoch=record.epoch),
             )
         )

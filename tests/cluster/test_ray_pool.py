@@ -14,6 +14,7 @@ from actors.messages import Outcome
 from actors.ports import WorkerGone
 from actors.records import SessionUnknown, StoreError
 from cluster import environment, processes
+from cluster.rebalance import Move
 from configs import RemoraConfig, load
 from tests.cluster.rig import Rig
 
@@ -79,6 +80,26 @@ def test_a_worker_killed_with_sigkill_costs_its_sessions_nothing_but_a_prefill(c
         assert placed.worker_id not in replaced
         with pytest.raises(WorkerGone):
             await rig.ports.port(placed.worker_id).stats()
+
+    run(config, test)
+
+
+def test_a_session_moves_with_its_kv_through_the_object_store(config: RemoraConfig) -> None:
+    """T5, P3: from process to process, and not by way of the pool: the next turn finds its full pages."""
+
+    async def test(rig: Rig) -> None:
+        pids = await rig.ready()
+        placed = await rig.open("moved")
+        await rig.turn(placed, "r1", 40)
+        source = placed.worker_id
+        (target,) = set(pids) - {source}
+        assert await rig.pool._desk.give(Move(("t", "moved"), source, target))
+        moved = await rig.pool.place("t", "moved")
+        assert (moved.worker_id, moved.session.epoch) == (target, 2)
+        second = await rig.turn(moved, "r2")
+        assert (second.prompt_tokens, second.cached_tokens) == (20 + 40 + 20, (20 + 40 - 1) // 16 * 16)
+        stats = await rig.ports.port(target).stats()
+        assert stats["hibernate"]["woken_turns"] == 1  # type: ignore[index]
 
     run(config, test)
 

@@ -102,6 +102,21 @@ def test_superseding_turns_that_meet_a_turn_being_stored_keep_their_order(depth:
 # -- the idle clock ----------------------------------------------------------------------------------------------------
 
 
+def test_one_idle_clock_is_kept_per_session(depth: int) -> None:
+    """S8, C1: however many turns there were; the session still expires when its last turn is long over."""
+    driver = Driver(depth=depth)
+    driver.open(idle_timeout_s=10.0)
+    for number in range(30):
+        driver.turn(f"k{number}", [number], 2)
+        driver.run()
+        driver.tick(0.5)
+    assert driver.engine.snapshot().clocks == 1
+    driver.tick(9.0)
+    assert driver.info() is not None
+    driver.tick(1.5)
+    assert driver.info() is None
+
+
 def test_each_turn_starts_the_idle_clock_anew(depth: int) -> None:
     """S8: session cases B13, B17: short turns with pauses shorter than the timeout keep the session for ever."""
     driver = Driver(depth=depth)
