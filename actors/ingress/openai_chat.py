@@ -77,16 +77,19 @@ def read_chat(
     _check_model(fields, text.name)
     _refuse_unsupported(fields)
     messages = read_messages(fields.raw("messages"))
-    rid = _rid(fields, headers)
+    named = _rid(fields, headers)
+    rid, digest = named or f"chatcmpl-{secrets.token_hex(16)}", _digest(tree)
     options = fields.child("stream_options")
     fields.text("user", max_bytes=1024)
     timeouts = config.timeouts
     grammar, grammar_field = read_grammar(fields)
     return ChatRequest(
-        rid=rid or f"chatcmpl-{secrets.token_hex(16)}",
-        named=rid is not None,
+        rid=rid,
+        named=named is not None,
         messages=messages,
-        sampling=read_sampling(fields, vocab_size=text.vocab_size, max_context=text.max_context),
+        sampling=read_sampling(
+            fields, vocab_size=text.vocab_size, max_context=text.max_context, own_seed=_own_seed(rid, digest)
+        ),
         stream=fields.flag("stream"),
         include_usage=options.flag("include_usage") if options else False,
         session=read_session_use(fields, config),
@@ -99,7 +102,7 @@ def read_chat(
         running_timeout_s=_duration(fields, "running_timeout_s", timeouts.max_running_s),
         deadline_s=_duration(fields, "deadline_s", timeouts.max_deadline_s),
         max_tokens_field=max_tokens_field(fields),
-        digest=_digest(tree),
+        digest=digest,
         grammar=grammar,
         grammar_field=grammar_field,
         join=fields.choice("on_duplicate", OnDuplicate, OnDuplicate.REJECT) is OnDuplicate.JOIN,
@@ -179,6 +182,12 @@ def _duration(fields: Fields, name: str, most_s: float) -> float | None:
         at = fields.at(name)
         raise Invalid(at, f"`{at}` cannot be switched off here; the maximum is {most_s:g} seconds.")
     return value
+
+
+def _own_seed(rid: str, digest: bytes) -> int:
+    """For a request that names no seed. The same request sent again draws the same tokens: attempts that join each
+    other, or go on where another has been, cannot tell two texts (rules T2, T4)."""
+    return int.from_bytes(hashlib.blake2b(digest + rid.encode(), digest_size=8).digest(), "big")
 
 
 def _digest(tree: dict[str, Any]) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 from actors.ingress.errors import Invalid
@@ -15,7 +14,7 @@ MAX_BIASES = 1024
 _INT64 = 2**63
 
 
-def read_sampling(fields: Fields, *, vocab_size: int, max_context: int) -> SamplingParams:
+def read_sampling(fields: Fields, *, vocab_size: int, max_context: int, own_seed: int) -> SamplingParams:
     """Raises Invalid naming the field. Defaults are the OpenAI API's: temperature 1, a seed of its own."""
     top_p = fields.number("top_p", 1.0, least=0.0, most=1.0)
     top_k = max(0, fields.integer("top_k", least=-1, most=2**31) or 0)
@@ -32,7 +31,7 @@ def read_sampling(fields: Fields, *, vocab_size: int, max_context: int) -> Sampl
         presence_penalty=fields.number("presence_penalty", 0.0, least=-2.0, most=2.0),
         frequency_penalty=fields.number("frequency_penalty", 0.0, least=-2.0, most=2.0),
         logit_bias=_logit_bias(fields, vocab_size),
-        seed=secrets.randbits(63) if seed is None else seed & (_INT64 - 1),
+        seed=(own_seed if seed is None else seed) & (_INT64 - 1),
         stop=_stop(fields),
         stop_token_ids=_stop_token_ids(fields, vocab_size),
         ignore_eos=fields.flag("ignore_eos"),

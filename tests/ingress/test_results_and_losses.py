@@ -109,3 +109,20 @@ def test_a_pool_that_says_nothing_holds_no_request_for_ever(monkeypatch: pytest.
             assert (refused.status, refused.json()["error"]["retryable"]) == (500, True)
 
     run(check())
+
+
+def test_the_same_request_sent_again_draws_the_same_tokens() -> None:
+    """T2, T4, I3: two attempts of one name may each go on where the other has been; other requests draw their own."""
+
+    async def check() -> None:
+        async with edge(says("x")) as at:
+            for key in ("a", "a", "b", None, None):
+                headers = {} if key is None else {"idempotency-key": key}
+                assert (await at.client.chat(headers=headers).whole()).status == 200
+            assert (await at.client.chat("else", headers={"idempotency-key": "a"}).whole()).status == 200
+            seeds = [submit.sampling.seed for submit in at.worker.submits]
+            assert seeds[0] == seeds[1]
+            assert len(set(seeds)) == 5
+            assert all(0 <= seed < 2**63 for seed in seeds)
+
+    run(check())
