@@ -165,9 +165,10 @@ class Fleet:
         if self.members.heard(worker_id, stats, self._clock()):
             logger.info("%s is ready", worker_id)
             self.failed_starts, self._retry_at = 0, self._clock()
-            if stats.get("draining", False):
-                self._begin_drain(worker_id)  # A pool before this one began it.
             self._tell()
+        worker = self.members.get(worker_id)
+        if stats.get("draining", False) and worker is not None and worker.state is WorkerState.READY:
+            self._begin_drain(worker_id)  # A pool before this one began it, or it got SIGTERM.
 
     async def _drain(self, worker_id: str) -> None:
         """Let it take nothing new, see its sessions off, wait for what runs, and end it."""

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors import process
-from actors.messages import Abort, Event, Reason, Reply, Shutdown, Submit
+from actors.messages import Abort, Drain, Event, Reason, Reply, Shutdown, Submit
 from actors.ports import WorkerGone
 from actors.records import SessionStore
 from actors.wire import decode, decode_frame, encode
@@ -33,6 +34,10 @@ logger = logging.getLogger("remora.worker")
 
 WORKER_CONCURRENCY_GROUPS = {"channel": 256, "control": 64}
 _LEASE_LOOK_S = 1.0
+_POOL_LATE_S = 10.0
+"""How long after the end of the grace a worker that got SIGTERM waits for the pool to end it."""
+_LAST_EVENTS_S = 0.2
+_ENDS_PROCESS = "raise_sys_exit_with_custom_error_message"
 PACKING_S = 10.0
 """How long a parcel may take to be packed; the pool has less patience."""
 
@@ -48,6 +53,8 @@ class WorkerActor:
         self._heard_from_pool_at = time.monotonic()
         self._loops: set[asyncio.AbstractEventLoop] = set()
         """One of each concurrency group that has been heard."""
+        self._asked_to_end = threading.Event()
+        on_sigterm(self._asked_to_end.set)
         threading.Thread(target=self._watch, name="remora-lease", daemon=True).start()
 
     async def submit(self, message: bytes) -> None:
@@ -118,14 +125,36 @@ class WorkerActor:
     def _watch(self) -> None:
         """A detached actor nobody owns must end by itself; so must one whose loop has died of a bug."""
         lease_s = self._config.cluster.pool_lease_s
-        while True:
-            time.sleep(_LEASE_LOOK_S)
+        while not self._asked_to_end.wait(_LEASE_LOOK_S):
             if self._shell.loop_error is not None:
                 logger.critical("the loop died: %r; this worker ends", self._shell.loop_error)
                 os._exit(1)
             if time.monotonic() - self._heard_from_pool_at > lease_s:
                 logger.error("no pool has spoken for %.0f s; this worker ends", lease_s)
                 os._exit(1)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Take nothing new any more. The pool sees it by the next heartbeat, sees the sessions off, and ends this actor
+        when nothing runs or the grace is over; without a pool it ends by itself then."""
+        logger.warning("asked to end by SIGTERM: draining")
+        self._shell.ask(Drain())
+        time.sleep(self._config.cluster.drain_grace_s + _POOL_LATE_S)
+        self._shell.stop()
+        time.sleep(_LAST_EVENTS_S)
+        os._exit(0)
+
+
+def on_sigterm(call: Callable[[], None]) -> None:
+    """Have SIGTERM call this, in the process's main thread. Ray's own handler ends the process at once, with all that
+    runs in it. An actor's constructor is not in the main thread, so it cannot set another; but it can replace what that
+    one calls."""
+    from ray._private import worker
+
+    if not hasattr(worker, _ENDS_PROCESS):
+        logger.warning("this version of Ray ends a worker at SIGTERM without draining it")
+        return
+    setattr(worker, _ENDS_PROCESS, lambda message, exit_code=1: call())
 
 
 class ActorWorkerPort:
