@@ -15,6 +15,7 @@ from actors.ingress.channel import Batch, Line, Pump, spawn
 from actors.ingress.errors import ApiError
 from actors.ingress.metrics import RequestMeter
 from actors.ingress.patience import Patience
+from actors.ingress.repeating import may_repeat, was_misplaced
 from actors.ingress.results import Keeper
 from actors.messages import Abort, Finished, Outcome, Reason, Stage, Submit
 from actors.ports import NoWorker, WorkerGone
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 MAX_REDIRECTS = 6
 FIRST_BACKOFF_S = 0.02
 MAX_BACKOFF_S = 1.0
-
-_ELSEWHERE = frozenset({Reason.WORKER_LOST, Reason.WORKER_DRAINING})
-"""Refusals that another worker may not give: a request without a token yet is tried again, unseen by the client."""
 
 
 class Running:
@@ -224,22 +222,15 @@ class Running:
         end = batch.end
         if end is None or self._ended_here is not None or self._redirects >= MAX_REDIRECTS:
             return False
-        if self.delivered or batch.ids:
-            return self.call.resume and (end.redirect or end.reason in _ELSEWHERE)
-        stale = (
-            end.reason in (Reason.SESSION_UNKNOWN, Reason.SESSION_CLOSING)
-            and self._target is not None
-            and self._target.cached
-        )
-        return end.redirect or end.reason in _ELSEWHERE or stale
+        began, remembered = bool(self.delivered or batch.ids), self._target is not None and self._target.cached
+        return may_repeat(end, began=began, resumes=self.call.resume, remembered=remembered)
 
     async def _back_off(self, end: Finished, *, began: bool) -> None:
         """Forget where it went, and be ready to place it anew."""
         self._redirects += 1
         self._patience.lost(began=began)
-        fresh_only = end.reason in (Reason.SESSION_UNKNOWN, Reason.SESSION_CLOSING) and not end.redirect
         self._give_up_attempt()
-        if fresh_only:
+        if was_misplaced(end):
             self._avoid = None
         else:
             await self._pause()
