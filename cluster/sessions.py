@@ -7,19 +7,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
-from actors.messages import (
-    CloseSession,
-    GetSession,
-    RollbackSession,
-    SessionClosed,
-    SessionInfo,
-    SessionMode,
-    SessionRolledBack,
-)
+from actors.messages import RollbackSession, SessionClosed, SessionMode, SessionRolledBack
 from actors.ports import NoWorker, Placement, SessionLimit, WorkerGone
 from actors.records import SessionExists, SessionRecord, SessionStore, SessionUnknown, StoreError, StoreFull
+from cluster.closing import Closer
 from cluster.evacuation import Fate, see_off
 from cluster.expiry import Expiry
 from cluster.fleet import Fleet
@@ -65,10 +57,10 @@ class SessionDesk:
         self._wall_clock = wall_clock
         self._locks = KeyedLocks()
         self._seats = Seats(fleet, self.directory, wait_s)
+        self._closer = Closer(fleet, runtime, store)
         self._expiry = Expiry(fleet, runtime, store, self.directory, self._locks, wall_clock)
         self._mover = Mover(fleet, runtime, store, self.directory, self._seats, cluster)
         self._opening: Counter[str] = Counter()
-        self._closing: set[tuple[str, str, int]] = set()
 
     async def open(
         self,
@@ -180,14 +172,7 @@ class SessionDesk:
     async def close(self, tenant: str, session_id: str, *, abort_running: bool) -> SessionClosed:
         """Raises SessionUnknown, StoreError. Answers when the owner's memory is free (rule S9)."""
         record = await self.get(tenant, session_id)
-        key = (tenant, session_id, record.generation)
-        if key in self._closing:
-            raise SessionUnknown(session_id)
-        self._closing.add(key)
-        try:
-            closed = await self._close(record, abort_running)
-        finally:
-            self._closing.discard(key)
+        closed = await self._closer.close(record, abort_running=abort_running)
         self.directory.remove((tenant, session_id), record.generation)
         return closed
 
@@ -212,7 +197,7 @@ class SessionDesk:
     @property
     def held(self) -> int:
         """Sessions that are being opened, placed, moved or closed just now."""
-        return len(self._locks) + len(self._closing)
+        return len(self._locks) + len(self._closer)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -250,44 +235,6 @@ class SessionDesk:
             raise SessionLimit(f"This tenant has {limit} sessions open, which is the limit.") from None
         raise SessionExists(session_id)
 
-    async def _close(self, record: SessionRecord, abort_running: bool) -> SessionClosed:
-        """Through its owner, or, if that is dead or does not have it in memory, in the store alone; there the epoch
-        tells whether somebody has taken the session over meanwhile."""
-        turns = record.turns
-        current: SessionRecord | None = record
-        while current is not None:
-            closed = SessionClosed(known=False)
-            if await self._fleet.knows_alive(current.owner):
-                answer = await self._ask_owner_to_close(current, abort_running)
-                if answer is None:
-                    await self._fleet.probe(current.owner)
-                    await asyncio.sleep(LOST_PAUSE_S)
-                    current = await self._same(record)
-                    continue
-                closed = answer
-            if closed.known or await self._forget(current):
-                return replace(closed, known=True, turns=closed.turns or turns)
-            current = await self._same(record)
-        return SessionClosed(known=True, turns=turns)  # An owner that could not be reached has done it.
-
-    async def _ask_owner_to_close(self, record: SessionRecord, abort_running: bool) -> SessionClosed | None:
-        """None: the owner cannot be reached. Raises SessionUnknown when it is closing the session already."""
-        tenant, session_id = record.tenant, record.session_id
-        message = CloseSession(
-            tenant=tenant, session_id=session_id, generation=record.generation, abort_running=abort_running
-        )
-        try:
-            closed = await self._runtime.ask(record.owner, message)
-            assert isinstance(closed, SessionClosed)
-            if closed.known:
-                return closed
-            info = await self._runtime.ask(record.owner, GetSession(tenant=tenant, session_id=session_id))
-        except WorkerGone:
-            return None
-        if isinstance(info, SessionInfo) and info.generation == record.generation:
-            raise SessionUnknown(session_id)
-        return closed
-
     async def _ask_owner_to_roll_back(self, record: SessionRecord, turn: str) -> SessionRolledBack | None:
         """None: the owner cannot be reached."""
         message = RollbackSession(
@@ -303,17 +250,3 @@ class SessionDesk:
             return None
         assert isinstance(answer, SessionRolledBack)
         return answer
-
-    async def _same(self, record: SessionRecord) -> SessionRecord | None:
-        """The record as it is now; None when the session is closed, or its id another session's."""
-        try:
-            now = await self.get(record.tenant, record.session_id)
-        except SessionUnknown:
-            return None
-        return now if now.generation == record.generation else None
-
-    async def _forget(self, record: SessionRecord) -> bool:
-        """Delete a session that nobody has in memory. False: it is gone, or somebody has just taken it over."""
-        return await self._store.run(
-            lambda store: store.close(record.tenant, record.session_id, record.generation, epoch=record.epoch)
-        )
