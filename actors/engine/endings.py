@@ -79,13 +79,12 @@ class Endings:
         request.cached_tokens = record.cached_tokens
         submit = request.submit
         told = len(submit.resumed_ids)  # A part of this very result, if the worker died between storing and telling.
-        if record.output_ids[told:]:
+        if record.output_ids:
             rest = record.output_ids[told:]
             self._core.out.append(Tokens(ingress=submit.ingress, key=submit.key, index=told, ids=rest))
-        if record.output_ids:
             for follower in request.followers:
-                whole = record.output_ids
-                self._core.out.append(Tokens(ingress=follower.ingress, key=follower.key, index=0, ids=whole))
+                event = Tokens(ingress=follower.ingress, key=follower.key, index=0, ids=record.output_ids)
+                self._core.out.append(event)
         verdict = Verdict(record.outcome, matched=record.matched)
         self._finish(request, verdict, Stage.ROUTING, now, replay_of=record.number)
 
@@ -134,11 +133,10 @@ class Endings:
             request.parked_in = None
         end = terminal(request, verdict, stage, redirect=redirect, replay_of=replay_of)
         tell_end(core, end, stage, now)
+        # Followers have heard the output, and not what the first caller had before that began.
+        end = replace(end, completion_tokens=request.num_output)
         for follower in request.followers:
-            heard = request.num_output  # Not what the first caller had before the output began.
-            tell_end(
-                core, replace(end, key=follower.key, ingress=follower.ingress, completion_tokens=heard), stage, now
-            )
+            tell_end(core, replace(end, key=follower.key, ingress=follower.ingress), stage, now)
         core.requests.answered(request)
         core.ended.add(request.rid_key, now)
         reason = verdict.reason.value if verdict.reason else ""

@@ -433,3 +433,17 @@ def test_the_idle_clock_stands_still_while_the_store_rolls_back(driver: Driver) 
     assert driver.info().state == "idle"
     driver.tick(10.1)
     assert driver.info() is None
+
+
+def test_a_fork_does_not_share_the_page_that_is_not_full() -> None:
+    """S12, K6: the source goes on writing in it."""
+    driver = Driver(page_size=4, max_step_tokens=64)
+    driver.open()
+    told = finished(driver, "r1", list(range(12)))
+    assert driver.info().resident_tokens % 4 == 3
+    driver.fork("f")
+    assert driver.info("f").resident_tokens == driver.info().resident_tokens // 4 * 4
+    context = [*range(12), *told.ids]
+    ends = [driver.turn("a", [1], 6), driver.turn("b", [2], 6, session_id="f")]
+    driver.run()
+    assert [end.ids for end in ends] == [expected([*context, 1], 6), expected([*context, 2], 6)]

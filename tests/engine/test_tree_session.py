@@ -172,3 +172,17 @@ def test_tree_is_restored_from_the_store(driver: Driver) -> None:
     other.store = driver.store
     told = finished(other, "r3", C, parent="r1")
     assert told.ids == expected(A + first.ids + C, 8)
+
+
+@pytest.mark.parametrize("kept", [17, 18, 19])
+def test_a_turn_that_diverges_in_the_page_that_is_not_full_shares_the_full_ones(kept: int) -> None:
+    """S3, K1: 19 of 20 tokens have KV: 4 full pages of 4, and 3 tokens of the fifth."""
+    driver = Driver(page_size=4, max_step_tokens=64)
+    driver.open(mode=SessionMode.TREE)
+    first = driver.turn("r1", list(range(16)), 4)
+    driver.run()
+    context = list(range(16)) + first.ids
+    told = driver.turn("r2", [200, 201], 4, offset=kept)
+    driver.run()
+    assert told.ids == expected([*context[:kept], 200, 201], 4)
+    assert told.end.cached_tokens == (19 if kept == 19 else 16)
