@@ -47,3 +47,22 @@ def test_a_turn_placed_under_a_later_epoch_does_not_meet_the_former_owners_turn(
     assert former.end.reason is Reason.WORKER_LOST
     assert later.end is not None
     assert later.end.turn == 1
+
+
+@pytest.mark.xfail(strict=True, reason="History raises in the loop, which ends the worker, and the next owner likewise")
+@pytest.mark.parametrize("harm", ["no such head", "a missing parent"])
+def test_a_history_with_a_hole_costs_its_session_and_not_the_worker(harm: str) -> None:
+    """T6, I1: what was read is not a history: the answer says so. Else one record ends worker after worker."""
+    driver = Driver()
+    driver.open()
+    for key in ("k1", "k2"):
+        driver.turn(key, PROMPT, 4)
+        driver.run()
+    row = driver.store[("t", "s")]
+    row.record = replace(row.record, epoch=2, head="never" if harm == "no such head" else row.record.head)
+    if harm == "a missing parent":
+        del row.turns[0]
+    told = driver.turn("k3", PROMPT, 4)
+    driver.run()
+    assert told.end is not None
+    assert told.end.reason is Reason.INTERNAL
