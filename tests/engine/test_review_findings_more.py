@@ -66,3 +66,24 @@ def test_a_history_with_a_hole_costs_its_session_and_not_the_worker(harm: str) -
     driver.run()
     assert told.end is not None
     assert told.end.reason is Reason.INTERNAL
+
+
+@pytest.mark.xfail(strict=True, reason="Following.join and Endings.replay count what was told, and do not compare it")
+@pytest.mark.parametrize("how", ["joined", "replayed"])
+def test_what_was_told_of_another_text_is_not_continued_with_this_one(how: str) -> None:
+    """T4, T2, I2: the turn was begun on a worker that was lost; another turn came in between, then somebody else sent
+    the turn again, and it runs, or ran, from the new head. Who was told the beginning of the former text cannot join."""
+    driver = Driver()
+    driver.open()
+    driver.turn("k0", [9, 8, 7], 4)
+    driver.run()
+    driver.turn("k1", PROMPT, 12, rid="r", digest=b"body")
+    for _ in range(8 if how == "joined" else 40):
+        driver.step()
+    told = driver.turn(
+        "k2", PROMPT, 12, rid="r", digest=b"body", join=True, resumed_ids=(1, 2, 3), resumed_prompt=b"another"
+    )
+    driver.run()
+    assert told.end is not None
+    assert told.end.reason is Reason.WORKER_LOST
+    assert told.ids == [1, 2, 3]
