@@ -1,0 +1,89 @@
+"""Everything that crosses an actor boundary on the data path: frozen dataclasses of ints, strings and tuples.
+
+Requests travel right (`ToWorker`), events travel left (`Event`). `actors.wire` turns both into msgpack.
+Fields are only ever appended, each with a default: an older reader ignores what it does not know.
+
+Times are seconds; durations end in `_s`. Token ids are plain ints in tuples.
+"""
+
+from actors.messages.answers import (
+    AbortHit,
+    AbortReport,
+    SessionClosed,
+    SessionInfo,
+    SessionLeft,
+    SessionRolledBack,
+)
+from actors.messages.control import (
+    CloseSession,
+    Drain,
+    FlushCache,
+    ForkSession,
+    GetSession,
+    IngressLost,
+    LeaveSession,
+    OpenSession,
+    ReceiveSession,
+    RollbackSession,
+    Shutdown,
+    ToWorker,
+)
+from actors.messages.events import (
+    Event,
+    Finished,
+    Reply,
+    Tokens,
+)
+from actors.messages.requests import (
+    Abort,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    Submit,
+    TurnOf,
+)
+from actors.messages.words import (
+    OnBusy,
+    Outcome,
+    Reason,
+    SessionMode,
+    Stage,
+    TokenIds,
+)
+
+__all__ = [
+    "Abort",
+    "AbortHit",
+    "AbortReport",
+    "CloseSession",
+    "Drain",
+    "Event",
+    "Finished",
+    "FlushCache",
+    "ForkSession",
+    "GetSession",
+    "Grammar",
+    "GrammarKind",
+    "IngressLost",
+    "LeaveSession",
+    "OnBusy",
+    "OpenSession",
+    "Outcome",
+    "Reason",
+    "ReceiveSession",
+    "Reply",
+    "RollbackSession",
+    "SamplingParams",
+    "SessionClosed",
+    "SessionInfo",
+    "SessionLeft",
+    "SessionMode",
+    "SessionRolledBack",
+    "Shutdown",
+    "Stage",
+    "Submit",
+    "ToWorker",
+    "TokenIds",
+    "Tokens",
+    "TurnOf",
+]

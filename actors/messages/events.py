@@ -1,0 +1,57 @@
+"""What leaves a worker for an ingress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from actors.messages.words import Outcome, Reason, Stage, TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """New output tokens of a request. `index` is the output position of `ids[0]`: a gap means a lost event.
+
+    `prompt`: with the first tokens of a turn, a digest of the whole prompt that they were made from: who wants to go on
+    with them elsewhere has to go on from the same."""
+
+    ingress: str
+    key: str
+    index: int
+    ids: TokenIds
+    prompt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The one terminal event of a request (rule E1). No `Tokens` of this key follow it.
+
+    `matched`: the stop string that ended it, if one did (the text is cut before it). `message` is for people.
+    `cached_tokens`: prompt tokens whose KV was there already. `turn`: number of the committed turn, 0 if none.
+    `replayed`: the answer is a stored one (rule T2). `redirect`: this worker does not own the session; place it anew.
+    """
+
+    ingress: str
+    key: str
+    outcome: Outcome
+    reason: Reason | None = None
+    stage: Stage | None = None
+    message: str = ""
+    matched: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    turn: int = 0
+    replayed: bool = False
+    redirect: bool = False
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Answer to a control message that carried `ask`."""
+
+    ask: int
+    value: object = field(default=None)
+
+
+Event = Tokens | Finished | Reply
