@@ -154,6 +154,15 @@ class Keeper:
                 log.warning("a claim could not be renewed: %s", error)
 
 
+def rest_of(result: Batch, told: TokenIds) -> Batch:
+    """What is still to be told of a stored result, to who has joined the request and lost it. Raises ApiError when that
+    was another text: a request's arithmetic may differ from worker to worker (rule I3)."""
+    if result.ids[: len(told)] != told:
+        message = "The request's worker was lost, and it was answered otherwise elsewhere. Please send it again."
+        raise ApiError(Reason.WORKER_LOST, message, stage=Stage.ROUTING)
+    return Batch(result.ids[len(told) :], result.end)
+
+
 async def _in_time(answer: Awaitable[T]) -> T:
     """Raises StoreError also when the pool says nothing: while it restarts, calls to it wait for ever."""
     try:

@@ -16,7 +16,7 @@ from actors.ingress.errors import ApiError
 from actors.ingress.metrics import RequestMeter
 from actors.ingress.patience import Patience
 from actors.ingress.repeating import may_repeat, was_misplaced
-from actors.ingress.results import Keeper
+from actors.ingress.results import Keeper, rest_of
 from actors.messages import Abort, Finished, Outcome, Reason, Stage, Submit
 from actors.ports import NoWorker, WorkerGone
 
@@ -190,7 +190,7 @@ class Running:
                 self._keeper.drop()
                 return
             if isinstance(found, Batch):
-                self._stored = replace(found, ids=found.ids[len(self._told) :])  # What it joined was lost meanwhile.
+                self._stored = rest_of(found, tuple(self._told))
                 return
             target, only_join = replace(target, worker_id=found.worker_id), found.only_join
         pump = self._router.channels.to(target.worker_id)

@@ -72,7 +72,7 @@ def test_a_history_with_a_hole_costs_its_session_and_not_the_worker(harm: str) -
 @pytest.mark.parametrize("how", ["joined", "replayed"])
 def test_what_was_told_of_another_text_is_not_continued_with_this_one(how: str) -> None:
     """T4, T2, I2: the turn was begun on a worker that was lost; another turn came in between, then somebody else sent
-    the turn again, and it runs, or ran, from the new head. Who was told the beginning of the former text cannot join."""
+    the turn again, and it runs, or ran, from the new head. Who was told the beginning of the former cannot join."""
     driver = Driver()
     driver.open()
     driver.turn("k0", [9, 8, 7], 4)

@@ -126,3 +126,26 @@ def test_the_same_request_sent_again_draws_the_same_tokens() -> None:
             assert all(0 <= seed < 2**63 for seed in seeds)
 
     run(check())
+
+
+def test_a_stored_result_does_not_go_on_with_another_text() -> None:
+    """I2, T4: better an error than the beginning of one text and the end of another."""
+
+    async def check() -> None:
+        async with edge(workers=2) as at:
+            answers = [found(ClaimStatus.RUNNING, "w1 first"), found(ClaimStatus.DONE, "w1 first", "whole")]
+
+            async def claim(*_: Any, **__: Any) -> ResultClaim:
+                return answers.pop(0)
+
+            at.pool.claim_result = claim  # type: ignore[method-assign]
+            call = at.client.chat(stream=True, on_duplicate="join", on_worker_lost="resume", **NAMED)
+            await at.worker.submitted.wait()
+            at.worker.push(tokens(at.worker.submits[0], "par"))
+            await call.until("par")
+            at.worker.die()
+            await call.whole()
+            assert call.text == "par"
+            assert b"worker_lost" in call.body
+
+    run(check())
