@@ -51,6 +51,7 @@ def connect(cluster: Cluster) -> None:
     if cluster.address is not None:
         modules = [str(code_root() / name) for name in PACKAGES] if is_checkout() else []
         ray.init(address=cluster.address, runtime_env={"py_modules": modules} if modules else None, **quiet)
+        _refuse_a_second()
         return
     ray.init(
         address="local",
@@ -60,6 +61,13 @@ def connect(cluster: Cluster) -> None:
         _temp_dir=str(cluster.folder),
         **quiet,
     )
+
+
+def _refuse_a_second() -> None:
+    """Raises ConnectionError when somebody serves on this cluster already, which is left as it is."""
+    if APP_NAME in serve.status().applications:
+        ray.shutdown()
+        raise ConnectionError(f"this Ray cluster has an application {APP_NAME!r} already; end that one first")
 
 
 def deploy(cluster: Cluster) -> None:

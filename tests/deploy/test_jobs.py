@@ -17,7 +17,7 @@ import pytest
 
 from cluster.environment import PACKAGES
 from tests.deploy.head import COMMAND_S, ROOT, Head
-from tests.e2e.server import wait_until
+from tests.e2e.server import free_port, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -115,6 +115,16 @@ def test_a_second_start_is_refused_and_changes_nothing(deployed: Deployed) -> No
     done = driver(deployed.head, "deploy.py", *toy_options(deployed.head, deployed.folder), "--workers", 2)
     assert done.returncode == 1
     assert "deploy: remora is deployed already" in done.stdout
+    assert deployed.head.await_workers("", 1) == before
+
+
+def test_a_second_one_in_the_foreground_is_refused_too(deployed: Deployed) -> None:
+    """N69: what is there serves on, and is not ended by the end of the one that was refused."""
+    before = deployed.head.await_workers("", 1)
+    options = [*toy_options(deployed.head, deployed.folder), "--port", str(free_port())]
+    done = deployed.head.run("python", "-m", "cluster.cli", "serve", *options, RAY_ADDRESS=deployed.head.address)
+    assert done.returncode == 1
+    assert "has an application 'remora' already" in done.stdout
     assert deployed.head.await_workers("", 1) == before
 
 
