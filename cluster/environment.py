@@ -24,6 +24,8 @@ def prepare() -> None:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",  # Without it Ray writes a token into the user's home, and its own tools miss it.
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        # A dead proxy is replaced after three looks; by default ten seconds apart, and nobody answers meanwhile.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_worker_niceness": "0",  # Ray's 15 lets anything else on the machine starve the workers.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # What Ray will do by default; unset, it warns.
         "RAY_task_events_report_interval_ms": "0",  # Else Ray keeps its last 100,000 calls in memory: 200 MiB.
