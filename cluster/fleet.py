@@ -31,7 +31,8 @@ WORKER_PREFIX = "worker-"
 
 class Fleet:
     """Owns the membership table. `on_death(worker)` is called once for each worker that died; `see_off(worker_id)` when
-    one takes nothing in any more: it moves what should not go down with it."""
+    one takes nothing in any more: it moves what should not go down with it. `settings`: the digest of what workers
+    are started with; those of a pool before this one that were started with others are drained."""
 
     def __init__(
         self,
@@ -41,12 +42,14 @@ class Fleet:
         clock: Callable[[], float],
         on_death: Callable[[Worker], None],
         see_off: Callable[[str], Awaitable[None]],
+        settings: str,
     ) -> None:
         self._runtime = runtime
         self._config = config
         self._pool_id = pool_id
         self._clock = clock
         self._on_death = on_death
+        self._settings = settings
         self._see_off = see_off
         self._tasks: dict[str, set[asyncio.Task[None]]] = {}
         self._changed = asyncio.Event()
@@ -167,8 +170,10 @@ class Fleet:
             self.failed_starts, self._retry_at = 0, self._clock()
             self._tell()
         worker = self.members.get(worker_id)
-        if stats.get("draining", False) and worker is not None and worker.state is WorkerState.READY:
-            self._begin_drain(worker_id)  # A pool before this one began it, or it got SIGTERM.
+        stale = stats.get("settings", self._settings) != self._settings
+        # It drains: a pool before this one began it, or it got SIGTERM.
+        if (stale or stats.get("draining", False)) and worker is not None and worker.state is WorkerState.READY:
+            self._begin_drain(worker_id)
 
     async def _drain(self, worker_id: str) -> None:
         """Let it take nothing new, see its sessions off, wait for what runs, and end it."""

@@ -31,6 +31,7 @@ from cluster.sessions import NO_WORKER_WAIT_S, SessionDesk
 from cluster.store.offload import OffloadedStore
 from cluster.store_watch import StoreWatch
 from configs import RemoraConfig
+from configs.digest import worker_digest
 
 logger = logging.getLogger("remora.pool")
 
@@ -71,7 +72,9 @@ class Pool:
         self._store = OffloadedStore(store)
         self._watch = StoreWatch(self._store)
         self._results = ResultDesk(self._store, config.store.idempotency_ttl_s, wall_clock)
-        self._fleet = Fleet(runtime, config.cluster, self.pool_id, clock, self._on_death, self._see_off)
+        self._fleet = Fleet(
+            runtime, config.cluster, self.pool_id, clock, self._on_death, self._see_off, worker_digest(config)
+        )
         self._desk = SessionDesk(
             self._fleet, runtime, self._store, config.sessions, config.cluster, wait_s=wait_s, wall_clock=wall_clock
         )
@@ -213,9 +216,10 @@ class Pool:
         if worker.ever_ready:
             with suppress(WorkerGone, WorkerSilent, asyncio.TimeoutError):
                 stats = await asyncio.wait_for(self._runtime.heartbeat(worker.worker_id, self.pool_id), STATS_S)
+        shown = {name: value for name, value in stats.items() if name != "settings"}  # A digest, also of passwords.
         return {
             "id": worker.worker_id,
-            **stats,
+            **shown,
             "state": worker.state.value,
             "owned_sessions": self._desk.directory.count(worker.worker_id),
             "silent_s": round(self._clock() - worker.heard_at, 3),

@@ -60,7 +60,21 @@ def open_remote_store(config: RemoraConfig) -> SessionStore:
     """
     if is_redis(config.store.url):
         return open_shared(config.store)
-    handle = (
+    opened_with = (config.store.url, config.store.vocabulary, limits_of(config.store))
+    handle = _store_actor(config, opened_with)
+    try:
+        if not ray.get(handle.ready.remote(*opened_with), timeout=config.cluster.start_timeout_s):
+            _shut_store(handle)  # The application was deployed anew, with another store.
+            ray.kill(handle, no_restart=True)
+            handle = _store_actor(config, opened_with)
+            ray.get(handle.ready.remote(*opened_with), timeout=config.cluster.start_timeout_s)
+    except (RayError, GetTimeoutError) as error:
+        raise StoreError(cause_of(error)) from error
+    return RemoteStore(RayStoreLink(handle, config.store.commit_timeout_s), config.store.commit_timeout_s)
+
+
+def _store_actor(config: RemoraConfig, opened_with: tuple[object, ...]) -> Any:
+    return (
         ray.remote(StoreService)
         .options(
             name=STORE_NAME,
@@ -72,13 +86,8 @@ def open_remote_store(config: RemoraConfig) -> SessionStore:
             num_cpus=0,
             resources=HEAD_NODE,
         )
-        .remote(config.store.url, config.store.vocabulary, limits_of(config.store))
+        .remote(*opened_with)
     )
-    try:
-        ray.get(handle.ready.remote(), timeout=config.cluster.start_timeout_s)
-    except (RayError, GetTimeoutError) as error:
-        raise StoreError(cause_of(error)) from error
-    return RemoteStore(RayStoreLink(handle, config.store.commit_timeout_s), config.store.commit_timeout_s)
 
 
 class RayRuntime:

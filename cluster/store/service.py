@@ -37,6 +37,7 @@ class StoreService:
     """Opens the store of an URL and answers for it, from any thread. Raises StoreError when it cannot be opened."""
 
     def __init__(self, url: str, vocabulary: str = "", limits: StoreLimits | None = None) -> None:
+        self._opened_with = (url, vocabulary, limits)
         self._store = open_store(url, vocabulary, limits)
 
     def answer(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
@@ -50,9 +51,9 @@ class StoreService:
         except EXPECTED as error:
             return refusal(error)
 
-    def ready(self) -> bool:
-        """Answers once the store is open."""
-        return True
+    def ready(self, url: str, vocabulary: str, limits: StoreLimits | None) -> bool:
+        """Answers once the store is open: whether it was opened with this."""
+        return self._opened_with == (url, vocabulary, limits)
 
     def shut(self) -> None:
         """Let go of the medium."""

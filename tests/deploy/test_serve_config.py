@@ -93,6 +93,38 @@ def test_user_config_changes_the_number_of_workers_live(head: Head, config: dict
     assert head.await_workers("/large", 1) == others
 
 
+def test_workers_with_other_settings_are_replaced_and_sessions_go_on(
+    head: Head, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """T5, T6: after a change of `args` no worker of before serves on; what was said is still known."""
+    (before,) = head.workers("/small")
+    head.turn("/small", "small", "carried over", "hello", create=True)
+    config["applications"][0]["args"]["engine"] = {"kv_tokens": 2048}
+    head.serve_deploy(tmp_path / "changed.yaml", config)
+    wait_until(lambda: [row.get("kv_tokens") for row in head.workers("/small")] == [2048], within_s=90)
+    (after,) = head.await_workers("/small", 1)
+    assert after != before["id"]
+    again = head.turn("/small", "small", "carried over", "and then?")
+    assert again.status_code == 200, again.text
+    assert (again.json()["session"]["turn"], again.json()["session"]["worker"]) == (2, after)
+
+
+def test_a_store_with_other_settings_is_opened_in_place_of_the_one_before(
+    head: Head, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """T6: a session of another file is unknown, never an empty one."""
+    config["applications"][0]["args"]["store"] = {"url": f"sqlite:{tmp_path / 'other.sqlite'}"}
+    head.serve_deploy(tmp_path / "store.yaml", config)
+    wait_until(lambda: (tmp_path / "other.sqlite").exists() and bool(head.workers("/small")), within_s=90)
+    head.await_workers("/small", 1)
+    assert head.turn("/small", "small", "carried over", "and then?").status_code == 404
+    del config["applications"][0]["args"]["store"]
+    head.serve_deploy(tmp_path / "back.yaml", config)
+    wait_until(lambda: not Path(f"{tmp_path / 'other.sqlite'}-wal").exists(), within_s=90)
+    head.await_workers("/small", 1)
+    assert head.turn("/small", "small", "carried over", "and now?").json()["session"]["turn"] == 3
+
+
 def test_a_model_taken_out_of_the_file_ends_wholly_and_the_other_serves_on(
     head: Head, config: dict[str, Any], tmp_path: Path
 ) -> None:
