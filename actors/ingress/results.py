@@ -56,7 +56,7 @@ class Keeper:
         self._pool = pool
         self._tenant, self._key, self._digest, self._join = submit.tenant, submit.rid, submit.digest, submit.join
         self._name = ""
-        """What this attempt is called in the store."""
+        """What this attempt, or the one that it joined, is called in the store."""
         self._owner = ""
         """The same, while it has the claim."""
         self._had_claim = False
@@ -86,6 +86,8 @@ class Keeper:
         if found.status is ClaimStatus.DONE:
             return _unpack(found.record)
         if found.status is ClaimStatus.RUNNING and (self._join or self._had_claim):
+            # Whoever began it may die before it ends: who hears the end keeps it, in its name.
+            self._name = found.record.owner
             return Go(found.record.owner.partition(" ")[0], only_join=True)
         raise _refused(found.status)
 

@@ -183,3 +183,23 @@ def test_a_result_is_offered_again_to_a_store_that_was_away(tmp_path: Path, monk
             assert made(at) == 8
 
     run(check())
+
+
+def test_who_joined_a_request_keeps_its_result_for_an_ingress_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T2: what one caller was told is told again, though the claim is still that of an ingress that is no more."""
+
+    async def check() -> None:
+        async with cluster(tmp_path, step_s=0.01) as at:
+            first = ask(at, max_tokens=60)
+            await eventually(lambda: made(at) > 5)
+            joined = ask(at, max_tokens=60, on_duplicate="join")
+            await eventually(lambda: at.ingress.router.channels.open_lines() == {"w1": 2})
+            monkeypatch.setattr(results.Keeper, "drop", lambda keeper: None)  # As the dead do nothing.
+            first.disconnect()
+            assert text_of(await joined.whole()) == reply(ASKED, 60)
+            assert (await ask(at, max_tokens=60).whole()).json()["replayed"]
+            assert made(at) == 60
+
+    run(check())
