@@ -146,6 +146,11 @@ def check_tenants(tenants: Mapping[str, TenantLimits], path: str) -> None:
         for name, value in dataclasses.asdict(limits).items():
             if value < 0:
                 raise ConfigError(f"{path}.{tenant}.{name}: {value}; it must be 0 or more")
+        if limits.weight and not 1 / MOST_WEIGHT <= limits.weight <= MOST_WEIGHT:
+            raise ConfigError(f"{path}.{tenant}.weight: {limits.weight}; it must be 0, or 0.001 to 1000")
+
+
+MOST_WEIGHT = 1000.0
 
 
 def check_name(name: str, path: str) -> None:

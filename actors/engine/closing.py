@@ -5,7 +5,7 @@ from __future__ import annotations
 from actors.engine.core import Core, forget_image, start_idle_clock
 from actors.engine.effects import ForgetSession, SessionForgotten, SessionLoaded
 from actors.engine.endings import Endings
-from actors.engine.history import History
+from actors.engine.history import BrokenHistory, History
 from actors.engine.introspection import describe
 from actors.engine.request import Request, Verdict
 from actors.engine.sessions import Session, SessionState
@@ -48,12 +48,15 @@ class Closing:
         session = self._core.sessions.by_uid(result.session)
         if session is None or session.state is not SessionState.LOADING:
             return None
-        record = result.record
-        if record is not None and record.epoch == session.epoch and not result.error:
-            self._settle(session, record, History(result.turns, record.head), now)
-            return session
-        redirect = record is not None and not result.error
-        if result.error:
+        record, error = result.record, result.error
+        if record is not None and record.epoch == session.epoch and not error:
+            try:
+                self._settle(session, record, History(result.turns, record.head), now)
+                return session
+            except BrokenHistory as broken:
+                error = str(broken)
+        redirect = record is not None and not error
+        if error:
             verdict = Verdict.abort(Reason.INTERNAL, "the session's history could not be read from the store")
         elif redirect:
             verdict = Verdict.abort(Reason.WORKER_LOST, "the session has changed hands")
@@ -61,6 +64,7 @@ class Closing:
             verdict = Verdict.abort(Reason.SESSION_UNKNOWN, f"no session {session.session_id!r} is open")
         for request in list(session.queue):
             self._endings.refuse(request, verdict, now, redirect=redirect)
+        forget_image(self._core, session.uid)
         self._core.sessions.retire(session, verdict.message, now)
         return None
 

@@ -6,14 +6,14 @@ from actors.engine.clocks import Clock
 from actors.engine.core import Core
 from actors.engine.endings import Endings
 from actors.engine.entry import Entry
-from actors.engine.following import Following
+from actors.engine.following import Following, goes_on
 from actors.engine.ownership import session_of
 from actors.engine.request import Request, Verdict
 from actors.engine.sessions import Session, SessionState
 from actors.engine.settings import bounded
 from actors.engine.sizes import fit
 from actors.engine.turns import Place, Turn, assemble, find_place
-from actors.messages import OnBusy, Reason, Submit, TokenIds, TurnOf
+from actors.messages import CANNOT_RESUME, OnBusy, Reason, Submit, TokenIds, TurnOf
 
 
 class Door:
@@ -88,7 +88,7 @@ class Door:
         by_key = core.tombstones.take(submit.key, now)
         if core.tombstones.take(request.rid_key, now) or by_key:
             return Verdict.abort(Reason.CLIENT_ABORT, "aborted before it arrived")
-        first = core.requests.named(submit.tenant, submit.rid, request.session_key)[0]
+        first = core.requests.named(submit)[0]
         if first is not request:
             return _taken(submit, first.submit)
         if submit.only_join:
@@ -171,7 +171,11 @@ class Door:
     def _repeat(self, request: Request, session: Session, now: float) -> None:
         record = session.history.turn(request.submit.rid)
         if record.digest == request.submit.digest:
-            self._endings.replay(request, record, session.history.context(record.rid), now)
+            context = session.history.context(record.rid)
+            if goes_on(request.submit, context, len(context) - len(record.output_ids)):
+                self._endings.replay(request, record, context, now)
+            else:
+                self._endings.refuse(request, _other_text(), now)
             return
         text = f"turn {record.rid!r} was committed with another body"
         self._endings.refuse(request, Verdict.abort(Reason.INVALID, text, param="idempotency_key"), now)
@@ -260,5 +264,12 @@ def _taken(submit: Submit, first: Submit) -> Verdict:
     if submit.digest != first.digest:
         text = f"a request named {submit.rid!r} is running, with another body"
         return Verdict.abort(Reason.INVALID, text, param="idempotency_key")
+    if submit.resumed_ids:
+        return _other_text()
     text = f"a request named {submit.rid!r} is running; join it, wait for its end, or abort it"
     return Verdict.abort(Reason.SESSION_BUSY, text, param="rid")
+
+
+def _other_text() -> Verdict:
+    text = "its worker was lost, and it was begun anew since, with another text"
+    return Verdict.abort(Reason.WORKER_LOST, text, param=CANNOT_RESUME)

@@ -133,10 +133,10 @@ class Endings:
             request.parked_in = None
         end = terminal(request, verdict, stage, redirect=redirect, replay_of=replay_of)
         tell_end(core, end, stage, now)
-        # Followers have heard the output, and not what the first caller had before that began.
-        end = replace(end, completion_tokens=request.num_output)
         for follower in request.followers:
-            tell_end(core, replace(end, key=follower.key, ingress=follower.ingress), stage, now)
+            heard = max(request.num_output, follower.told)  # Not what the first caller had from elsewhere.
+            end = replace(end, key=follower.key, ingress=follower.ingress, completion_tokens=heard)
+            tell_end(core, end, stage, now)
         core.requests.answered(request)
         core.ended.add(request.rid_key, now)
         reason = verdict.reason.value if verdict.reason else ""

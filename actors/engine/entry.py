@@ -11,7 +11,7 @@ from actors.engine.request import Request, RequestState, Verdict
 from actors.engine.sizes import fit
 from actors.engine.stop_strings import StopStrings
 from actors.engine.stopping import judge
-from actors.messages import Outcome, Reason
+from actors.messages import CANNOT_RESUME, Outcome, Reason
 
 
 class Entry:
@@ -64,7 +64,7 @@ class Entry:
         submit = request.submit
         if submit.resumed_prompt and submit.resumed_prompt != prompt_digest(request):
             text = "its worker was lost, and the session has gone on with another turn since"
-            return Verdict.abort(Reason.WORKER_LOST, text)
+            return Verdict.abort(Reason.WORKER_LOST, text, param=CANNOT_RESUME)
         verdict = None
         for token in submit.resumed_ids:
             request.tokens.append(token)

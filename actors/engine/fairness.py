@@ -25,9 +25,9 @@ class Fairness:
         return len(self._ends)
 
     def place(self, request: Request, cost: int) -> None:
-        """Give a request that is about to be queued its place, once. `cost`: tokens it is expected to take."""
+        """Give a request that is about to be queued its place. `cost`: tokens it is expected to take."""
         weight = request.submit.weight
-        if not weight or request.fair_start:
+        if not weight:
             return
         tenant = request.submit.tenant
         request.fair_start = max(self._now, self._ends.get(tenant, 0.0))

@@ -16,6 +16,9 @@ from actors.engine.endings import tell_end, terminal
 from actors.engine.request import Follower, Request, Verdict
 from actors.messages import AbortHit, Submit, Tokens
 
+MAX_FOLLOWERS = 64
+"""Of one request: more are refused as any other repetition."""
+
 
 class Following:
     def __init__(self, core: Core) -> None:
@@ -25,14 +28,18 @@ class Following:
         """The live request that `submit` asks to join, if there is one and the body is the same."""
         if not submit.join or self._core.tombstones.has(submit.key, now):
             return None
-        session = submit.turn.session_id if submit.turn else None
-        found = self._core.requests.named(submit.tenant, submit.rid, session)
-        return found[0] if found and found[0].submit.digest == submit.digest else None
+        found = self._core.requests.named(submit)
+        if not found or found[0].submit.digest != submit.digest:
+            return None
+        first = found[0]
+        if len(first.followers) >= MAX_FOLLOWERS:
+            return None
+        return first if goes_on(submit, first.tokens, first.prompt_len) else None
 
     def join(self, leader: Request, submit: Submit, now: float) -> None:
         """Tell what the leader's listeners have heard, and all that is to come."""
         self._core.totals.received += 1
-        leader.followers.append(Follower(submit.ingress, submit.key))
+        leader.followers.append(Follower(submit.ingress, submit.key, len(submit.resumed_ids)))
         self._core.requests.follow(submit.key, leader)
         leader.story.append(f"{now:.3f} joined by {submit.key}")
         told = len(submit.resumed_ids)
@@ -54,7 +61,7 @@ class Following:
         else:
             (gone,) = (follower for follower in request.followers if follower.key == key)
             request.followers.remove(gone)
-            end = replace(end, ingress=gone.ingress, completion_tokens=request.num_output)
+            end = replace(end, ingress=gone.ingress, completion_tokens=max(request.num_output, gone.told))
             self._core.requests.unfollow(key)
         tell_end(self._core, end, request.stage, now)
         request.story.append(f"{now:.3f} left by {key}")
@@ -67,8 +74,18 @@ def heard(request: Request, ingress: str, key: str, index: int) -> Tokens:
     return Tokens(ingress=ingress, key=key, index=index, ids=ids, prompt=prompt_digest(request))
 
 
+def goes_on(submit: Submit, tokens: list[int], prompt_len: int) -> bool:
+    """Whether `tokens`, a prompt and its output, are what a client has the beginning of already."""
+    told = list(submit.resumed_ids)
+    if tokens[prompt_len : prompt_len + len(told)] != told:
+        return False
+    return not submit.resumed_prompt or submit.resumed_prompt == digest_of(tokens[:prompt_len])
+
+
 def prompt_digest(request: Request) -> bytes:
     """Says from which tokens a turn's output is made. Empty for requests without a session: theirs cannot change."""
-    if request.turn is None:
-        return b""
-    return hashlib.blake2b(array("i", request.tokens[: request.prompt_len]).tobytes(), digest_size=8).digest()
+    return digest_of(request.tokens[: request.prompt_len]) if request.turn else b""
+
+
+def digest_of(prompt: list[int]) -> bytes:
+    return hashlib.blake2b(array("i", prompt).tobytes(), digest_size=8).digest()

@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from actors.records import TurnRecord
 
 
+class BrokenHistory(Exception):
+    """What was read from the store is not a history: its head, or a turn that another continues from, is missing."""
+
+
 class History:
     """Committed turns by rid, in order of commit. Changes only in `commit` and `roll_back`.
 
@@ -14,7 +18,7 @@ class History:
     """
 
     def __init__(self, turns: Iterable[TurnRecord] = (), head: str | None = None) -> None:
-        """`head`: rid of the turn to go on from; None for the last one."""
+        """`head`: rid of the turn to go on from; None for the last one. Raises BrokenHistory."""
         self._turns: dict[str, TurnRecord] = {}
         self._head: str | None = None
         self._head_context: list[int] = []
@@ -22,7 +26,10 @@ class History:
         for turn in turns:
             self._add(turn)
         if head is not None and head not in self._turns:
-            raise AssertionError(f"the head {head!r} is not among the turns")
+            raise BrokenHistory(f"the head {head!r} is not among the turns")
+        orphan = next((turn for turn in self._turns.values() if turn.parent and turn.parent not in self._turns), None)
+        if orphan is not None:
+            raise BrokenHistory(f"turn {orphan.rid!r} continues from {orphan.parent!r}, which is not there")
         self._head = head or next(reversed(self._turns), None)
         self._head_context = self._rebuild(self._head)
 

@@ -138,7 +138,7 @@ class Planner:
         request.computed = request.planned = covered
         if request.cached_tokens is None:
             request.cached_tokens = min(covered, request.prompt_len)  # A resumed request may find output, too.
-            self._core.totals.cached_tokens += covered
+            self._core.totals.cached_tokens += request.cached_tokens
             self._core.totals.prompt_tokens += request.prompt_len
         self._core.fairness.started(request)
         self._core.requests.start(request)

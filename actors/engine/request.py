@@ -87,12 +87,24 @@ class Verdict:
         return cls(Outcome.ABORT, reason, message, param=param)
 
 
+Scope = tuple[str, int, int]
+"""A session's id, generation and epoch."""
+
+
+def scope_of(submit: Submit) -> Scope | None:
+    """The session that a turn was sent to, as its sender knew it; None for a stateless request."""
+    turn = submit.turn
+    return (turn.session_id, turn.generation, turn.epoch) if turn else None
+
+
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """Another attempt of the same request that is told all that the first is (rule T2)."""
+    """Another attempt of the same request that is told all that the first is (rule T2), `told` tokens of which it had
+    heard before."""
 
     ingress: str
     key: str
+    told: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -146,9 +158,9 @@ class Request:
         return (self.submit.tenant, self.submit.rid)
 
     @property
-    def session_key(self) -> str | None:
-        """Id of the session it is a turn of; None if it is stateless."""
-        return self.submit.turn.session_id if self.submit.turn else None
+    def scope(self) -> Scope | None:
+        """Within what its name is its own."""
+        return scope_of(self.submit)
 
     @property
     def order(self) -> Order:

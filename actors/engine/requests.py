@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from actors.engine.request import Order, Request, RequestState
+from actors.engine.request import Order, Request, RequestState, scope_of
+from actors.messages import Submit
 
 
 class RequestTable:
@@ -19,6 +20,8 @@ class RequestTable:
         self._by_key: dict[str, Request] = {}
         self._by_rid: dict[tuple[str, str], list[Request]] = {}
         self._waiting: list[tuple[Order, Request]] = []
+        self._waiting_since: dict[int, float] = {}
+        """When those in the queue arrived, in the order in which they came into it."""
         self._running: list[tuple[Order, Request]] = []
         self._compiling: set[int] = set()
         self._waking: set[int] = set()
@@ -41,10 +44,11 @@ class RequestTable:
         """A rid names a turn within its session, or a stateless request: several may have the same (rule T2)."""
         return list(self._by_rid.get((tenant, rid), ()))
 
-    def named(self, tenant: str, rid: str, session: str | None) -> list[Request]:
-        """Live requests of that name in one session, or among the stateless ones, oldest first: one, and perhaps
-        another that is about to be refused."""
-        return [other for other in self._by_rid.get((tenant, rid), ()) if other.session_key == session]
+    def named(self, submit: Submit) -> list[Request]:
+        """Live requests of that name in the same session, or among the stateless ones, oldest first: one, and perhaps
+        another that is about to be refused. What was sent to a former owner or opening of a session is not of it."""
+        scope = scope_of(submit)
+        return [other for other in self._by_rid.get((submit.tenant, submit.rid), ()) if other.scope == scope]
 
     @property
     def num_live(self) -> int:
@@ -90,6 +94,11 @@ class RequestTable:
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def oldest_arrival(self) -> float | None:
+        """When the one that is longest in the queue arrived."""
+        return next(iter(self._waiting_since.values()), None)
+
     def waiting(self) -> list[Request]:
         return [request for _, request in self._waiting]
 
@@ -113,7 +122,7 @@ class RequestTable:
 
     def wake(self, request: Request) -> None:
         """Out of the waiting queue until `woken`."""
-        self._remove(self._waiting, request)
+        self._leave_queue(request)
         self._waking.add(request.uid)
 
     def is_waking(self, request: Request) -> bool:
@@ -124,9 +133,10 @@ class RequestTable:
 
     def enqueue(self, request: Request) -> None:
         insort(self._waiting, (request.order, request))
+        self._waiting_since[request.uid] = request.arrived_at
 
     def start(self, request: Request) -> None:
-        self._remove(self._waiting, request)
+        self._leave_queue(request)
         insort(self._running, (request.order, request))
 
     def requeue(self, request: Request) -> None:
@@ -140,7 +150,7 @@ class RequestTable:
         elif request.state is RequestState.WAITING_KV:
             self.woken(request)
         elif request.state is RequestState.WAITING:
-            self._remove(self._waiting, request)
+            self._leave_queue(request)
         elif request.state in (RequestState.PREFILL, RequestState.DECODE):
             self._remove(self._running, request)
 
@@ -157,6 +167,10 @@ class RequestTable:
     def forget(self, request: Request) -> None:
         """Its pages are back: nothing is left of it."""
         del self._by_uid[request.uid]
+
+    def _leave_queue(self, request: Request) -> None:
+        self._remove(self._waiting, request)
+        del self._waiting_since[request.uid]
 
     @staticmethod
     def _remove(queue: list[tuple[Order, Request]], request: Request) -> None:

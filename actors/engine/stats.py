@@ -41,6 +41,8 @@ class EngineStats:
     loaded_pages: int
     missed_pages: int
     woken_turns: int
+    oldest_arrival: float | None = None
+    """When the request that is longest in the queue arrived, on the engine's clock."""
     queue_count: int = 0
     queue_sum_s: float = 0.0
     queue_at_most: tuple[int, ...] = ()
@@ -81,6 +83,7 @@ def snapshot(core: Core, hibernated: Counts) -> EngineStats:
         loaded_pages=hibernated.loaded_pages,
         missed_pages=hibernated.missed_pages,
         woken_turns=hibernated.woken_turns,
+        oldest_arrival=core.requests.oldest_arrival,
         queue_count=totals.queue_times.count,
         queue_sum_s=totals.queue_times.sum_s,
         queue_at_most=totals.queue_times.at_most(),

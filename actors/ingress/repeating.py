@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.messages import Finished, Reason
+from actors.messages import CANNOT_RESUME, Finished, Reason
 
 _ELSEWHERE = frozenset({Reason.WORKER_LOST, Reason.WORKER_DRAINING})
 """Refusals that another worker may not give."""
@@ -15,7 +15,7 @@ def may_repeat(end: Finished, *, began: bool, resumes: bool, remembered: bool) -
     decided by what this ingress remembered, which may be old."""
     elsewhere = end.redirect or end.reason in _ELSEWHERE
     if began:
-        return resumes and elsewhere
+        return resumes and elsewhere and end.param != CANNOT_RESUME
     return elsewhere or (remembered and end.reason in _GONE_THERE)
 
 

@@ -29,6 +29,7 @@ from actors.messages.control import (
     ToWorker,
 )
 from actors.messages.events import (
+    CANNOT_RESUME,
     Event,
     Finished,
     Reply,
@@ -52,6 +53,7 @@ from actors.messages.words import (
 )
 
 __all__ = [
+    "CANNOT_RESUME",
     "Abort",
     "AbortHit",
     "AbortReport",

@@ -21,6 +21,10 @@ class Tokens:
     prompt: bytes = b""
 
 
+CANNOT_RESUME = "on_worker_lost"
+"""`Finished.param` of an attempt whose beginning, made elsewhere, nobody can go on with: no other attempt can, either."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The one terminal event of a request (rule E1). No `Tokens` of this key follow it.

@@ -234,6 +234,7 @@ class WorkerShell:
             "max_context": info.max_context,
             "waiting": stats.waiting + stats.compiling,
             "compiling": stats.compiling,
+            "oldest_wait_s": 0.0 if stats.oldest_arrival is None else round(self._clock() - stats.oldest_arrival, 3),
             "running": stats.running,
             "live": stats.live,
             "sessions": stats.sessions,

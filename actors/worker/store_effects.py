@@ -78,10 +78,10 @@ class StoreEffects:
     def _commit(self, turns: list[StoreTurn]) -> None:
         try:
             statuses = self._store.commit([turn.commit for turn in turns], self._wall_clock())
-        except StoreError as error:
-            logger.error("storing %d turns failed: %s", len(turns), error)
+        except Exception as error:
+            failure = _told(f"storing {len(turns)} turns", error)
             for turn in turns:
-                self._mail(TurnStored(session=turn.session, uid=turn.uid, error=str(error) or "store error"))
+                self._mail(TurnStored(session=turn.session, uid=turn.uid, error=failure))
             return
         for turn, status in zip(turns, statuses, strict=True):
             stale, full = status is CommitStatus.STALE, status if status in _FULL else None
@@ -93,9 +93,9 @@ class StoreEffects:
             self._mail(SessionLoaded(session=effect.session, record=record, turns=tuple(turns)))
         except SessionUnknown:
             self._mail(SessionLoaded(session=effect.session, record=None))
-        except StoreError as error:
-            logger.error("loading session %r failed: %s", effect.session_id, error)
-            self._mail(SessionLoaded(session=effect.session, record=None, error=str(error) or "store error"))
+        except Exception as error:
+            failure = _told(f"loading session {effect.session_id!r}", error)
+            self._mail(SessionLoaded(session=effect.session, record=None, error=failure))
 
     def _roll_back(self, effect: RollBackTurns) -> None:
         error, stale = "", False
@@ -109,16 +109,24 @@ class StoreEffects:
                 now=self._wall_clock(),
             )
             stale = status is CommitStatus.STALE
-        except (StoreError, TurnUnknown) as failure:
-            logger.error("rolling session %r back failed: %s", effect.session_id, failure)
-            error = str(failure) or "store error"
+        except Exception as failure:
+            error = _told(f"rolling session {effect.session_id!r} back", failure)
         self._mail(TurnsRolledBack(session=effect.session, ask=effect.ask, turn=effect.turn, stale=stale, error=error))
 
     def _forget(self, effect: ForgetSession) -> None:
         error, found = "", False
         try:
             found = self._store.close(effect.tenant, effect.session_id, effect.generation, epoch=effect.epoch)
-        except StoreError as failure:
-            logger.error("forgetting session %r failed: %s", effect.session_id, failure)
-            error = str(failure) or "store error"
+        except Exception as failure:
+            error = _told(f"forgetting session {effect.session_id!r}", failure)
         self._mail(SessionForgotten(session=effect.session, error=error, found=found))
+
+
+def _told(what: str, error: Exception) -> str:
+    """The answer to an effect that failed, and a line in the log. Every effect is answered, whatever the store raises:
+    a session would wait for ever."""
+    if isinstance(error, (StoreError, TurnUnknown)):
+        logger.error("%s failed: %s", what, error)
+    else:
+        logger.error("%s failed", what, exc_info=error)
+    return str(error) or "store error"

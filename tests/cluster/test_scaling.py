@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cluster.autoscale import WorkerLoad
 from cluster.membership import Worker, WorkerState
 from cluster.placement import EXPECTED_TOKENS
-from cluster.scaling import QueueAge, Scaler, load_of
+from cluster.scaling import Scaler, load_of
 from configs import AutoscaleConfig
 
 CONFIG = AutoscaleConfig(enabled=True, min_workers=1, max_workers=8, requests_per_worker=10, up_delay_s=5.0)
@@ -25,31 +22,20 @@ def worker(name: str, state: WorkerState = WorkerState.READY, at: float = 0.0, *
 
 
 def test_a_heartbeat_says_what_is_left_of_the_kv() -> None:
-    load = load_of(worker("w", held=100, owned=200, running=3, waiting=2, rates={"output_tokens_per_s": 9.5}), 1.5)
+    load = load_of(
+        worker("w", held=100, owned=200, running=3, waiting=2, rates={"output_tokens_per_s": 9.5}, oldest_wait_s=1.5)
+    )
     idle, used = 1600, 3200 + 2 * EXPECTED_TOKENS
     assert load == WorkerLoad("w", True, 16_000, 16_000 - idle - used, idle, 3, 2, 1.5, 9.5)
 
 
 def test_what_a_worker_predicts_counts_if_it_is_more_than_it_uses() -> None:
-    assert load_of(worker("w", owned=100, predicted_kv_tokens=9_000), 0.0).headroom_tokens == 7_000
-    assert load_of(worker("w", owned=100, predicted_kv_tokens=100), 0.0).headroom_tokens == 14_400
+    assert load_of(worker("w", owned=100, predicted_kv_tokens=9_000)).headroom_tokens == 7_000
+    assert load_of(worker("w", owned=100, predicted_kv_tokens=100)).headroom_tokens == 14_400
 
 
 def test_a_starting_worker_has_no_figures() -> None:
-    assert load_of(worker("w", WorkerState.STARTING), 0.0) == WorkerLoad("w", ready=False)
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=60))
-def test_the_age_of_a_queue_is_that_of_its_first(steps: list[tuple[int, int]]) -> None:
-    """Against a queue that remembers when each request came."""
-    age, queue, received = QueueAge(), deque[float](), 0
-    age.heard(0.0, 0, 0)
-    for at, (arrive, start) in enumerate(steps, start=1):
-        queue.extend([float(at)] * arrive)
-        received += arrive
-        for _ in range(min(start, len(queue))):
-            queue.popleft()
-        assert age.heard(float(at), received, len(queue)) == (at - queue[0] if queue else 0.0)
+    assert load_of(worker("w", WorkerState.STARTING)) == WorkerLoad("w", ready=False)
 
 
 def test_the_scaler_goes_by_heartbeats() -> None:
@@ -74,11 +60,11 @@ def test_a_number_from_outside_is_gone_on_from_within_the_bounds(asked: int, des
     assert scaler.look([worker("w")], 0, 0.0) == desired
 
 
-def test_a_queue_is_noticed_though_no_worker_says_how_old_it_is() -> None:
+def test_a_queue_that_is_old_is_noticed() -> None:
     scaler = Scaler(CONFIG, 64, 1)
     reasons = {}
     for at in range(12):
-        seen = worker("w", at=float(at), running=4, waiting=3, requests_received=7)
+        seen = worker("w", at=float(at), running=4, waiting=3, oldest_wait_s=float(at))
         reasons.setdefault(scaler.look([seen], 0, float(at)), scaler.last.reason)
     assert list(reasons) == [1, 2]
     assert "3 requests queue" in reasons[2]

@@ -76,3 +76,22 @@ def test_who_was_away_has_no_credit_and_is_forgotten() -> None:
         fairness.place(one, 10)
     assert late[0].fair_start >= 100
     assert late[1].fair_start == late[0].fair_start + 10
+
+
+def test_the_age_of_the_queue_is_that_of_who_is_longest_in_it() -> None:
+    """P2, T5: whatever comes and is refused meanwhile."""
+    driver = Driver(max_running=1, max_waiting=2)
+    driver.submit("a", [1] * 8, 30)
+    driver.step()
+    assert driver.engine.snapshot().oldest_arrival is None
+    driver.tick(1.0)
+    at = driver.now
+    driver.submit("b", [2] * 8, 4)
+    driver.tick(1.0)
+    driver.submit("c", [3] * 8, 4)
+    driver.submit("refused", [4] * 8, 4)
+    assert driver.engine.snapshot().oldest_arrival == at
+    driver.abort(rids=("b",))
+    assert driver.engine.snapshot().oldest_arrival == at + 1.0
+    driver.run()
+    assert driver.engine.snapshot().oldest_arrival is None
