@@ -22,7 +22,7 @@ class Tokens:
 
 
 CANNOT_RESUME = "on_worker_lost"
-"""`Finished.param` of an attempt whose beginning, made elsewhere, nobody can go on with: no other attempt can, either."""
+"""`Finished.param` of an attempt whose beginning, made elsewhere, cannot be gone on with; nor by another attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,7 +160,7 @@ def test_what_comes_back_is_not_taken_for_a_later_turn_of_the_same_name() -> Non
     assert told.ids == expected([*contexts["root"], *[4] * 40, 3, 3], 4)
 
 
-# -- what is read, brought and named anew -------------------------------------------------------------------------------
+# -- what is read, brought and named anew ------------------------------------------------------------------------------
 
 
 def test_kv_that_was_brought_for_a_session_that_cannot_be_read_is_forgotten() -> None:
