@@ -11,16 +11,13 @@ import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
 from actors.engine.effects import CompileGrammar, DropKV, Effect, LoadKV, PackKV, ReleaseGrammar, SaveKV, UnpackKV
 from actors.engine.engine import Engine
-from actors.engine.queue_times import BOUNDS_S
 from actors.engine.settings import EngineSettings
-from actors.engine.stats import EngineStats
 from actors.messages import (
     Abort,
     CloseSession,
@@ -39,6 +36,7 @@ from actors.messages import (
 from actors.records import SessionStore
 from actors.runner.base import ModelRunner, RunnerInfo
 from actors.wire import decode_frame
+from actors.worker.figures import Rates, engine_row, hibernation_row, tables_row
 from actors.worker.grammar_effects import GrammarEffects
 from actors.worker.kv_effects import KVEffects
 from actors.worker.kv_parcels import Parcels
@@ -60,7 +58,6 @@ Ask = (
     | LeaveSession
     | ReceiveSession
 )
-RATE_WINDOW_S = 10.0
 
 
 class WorkerStopped(Exception):
@@ -134,8 +131,7 @@ class WorkerShell:
         self._loop = Loop(Engine(settings), runner, self._mailbox, self._outbox, self._perform, clock)
         self._loop.check_invariants = config.engine.check_invariants
         self._thread = threading.Thread(target=self._run, name=f"remora-loop-{worker_id}", daemon=True)
-        self._samples: deque[tuple[float, int, int]] = deque()
-        self._sampling = threading.Lock()
+        self._rates = Rates()
         self.loop_error: BaseException | None = None
 
     def start(self) -> None:
@@ -213,67 +209,25 @@ class WorkerShell:
 
     def stats(self) -> dict[str, object]:
         """A row of /v1/stats."""
-        stats, info = self._loop.stats, self.runner.info
-        prefill_rate, decode_rate = self._rates(stats)
+        stats, info, now = self._loop.stats, self.runner.info, self._clock()
         return {
             "id": self.worker_id,
             "node": socket.gethostname(),
             "pid": os.getpid(),
             "runner": info.description,
-            "pages": {
-                "free": stats.pages.free,
-                "prefix_only": stats.pages.prefix_only,
-                "session_held": stats.pages.session_held,
-                "request_owned": stats.pages.request_owned,
-                "total": stats.pages.total,
-            },
-            "page_size": stats.page_size,
+            "max_context": info.max_context,
             "max_running": self._max_running,
             "draining": self._draining,
-            "kv_tokens": stats.pages.total * stats.page_size,
-            "max_context": info.max_context,
-            "waiting": stats.waiting + stats.compiling,
-            "compiling": stats.compiling,
-            "oldest_wait_s": 0.0 if stats.oldest_arrival is None else round(self._clock() - stats.oldest_arrival, 3),
-            "running": stats.running,
-            "live": stats.live,
-            "sessions": stats.sessions,
-            "resident_sessions": stats.resident_sessions,
-            "requests_received": stats.received,
-            "ends": [
-                {"outcome": outcome, "reason": reason, "stage": stage, "count": count}
-                for outcome, reason, stage, count in stats.ends
-            ],
-            "steps": stats.steps,
-            "prompt_tokens": stats.prompt_tokens,
-            "cached_tokens": stats.cached_tokens,
-            "prefill_tokens": stats.prefill_tokens,
-            "recomputed_tokens": stats.recomputed_tokens,
-            "output_tokens": stats.output_tokens,
-            "preemptions": stats.preemptions,
-            "queue_time": {
-                "count": stats.queue_count,
-                "sum_s": round(stats.queue_sum_s, 6),
-                "at_most": dict(zip((*map(str, BOUNDS_S), "+Inf"), stats.queue_at_most, strict=True)),
-            },
-            "evicted_slots": stats.evicted_slots,
-            "hibernate": {
-                **self._kv_effects.stats(),
-                "waking_requests": stats.waking,
-                "woken_turns": stats.woken_turns,
-                "missed_pages": stats.missed_pages,
-            },
+            **engine_row(stats, now),
+            "hibernate": {**self._kv_effects.stats(), **hibernation_row(stats)},
             "tables": {
-                "unreturned": stats.unreturned,
-                "recently_ended": stats.recently_ended,
-                "tombstones": stats.tombstones,
-                "clocks": stats.clocks,
+                **tables_row(stats),
                 "mail": len(self._mailbox),
                 "storing": self._store_effects.waiting,
                 "grammars": self._grammar_effects.compiling,
                 **self._outbox.figures(),
             },
-            "rates": {"prefill_tokens_per_s": prefill_rate, "output_tokens_per_s": decode_rate},
+            "rates": self._rates.at(now, stats),
         }
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -289,18 +243,6 @@ class WorkerShell:
     @property
     def _acknowledge_all(self) -> int:
         return 2**62
-
-    def _rates(self, stats: EngineStats) -> tuple[float, float]:
-        with self._sampling:
-            now = self._clock()
-            self._samples.append((now, stats.prefill_tokens, stats.output_tokens))
-            while len(self._samples) > 2 and now - self._samples[1][0] > RATE_WINDOW_S:
-                self._samples.popleft()
-            then, prefill, output = self._samples[0]
-        span = now - then
-        if span <= 0:
-            return 0.0, 0.0
-        return round((stats.prefill_tokens - prefill) / span, 1), round((stats.output_tokens - output) / span, 1)
 
     def _run(self) -> None:
         try:
