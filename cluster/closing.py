@@ -13,6 +13,8 @@ from cluster.runtime import Runtime
 from cluster.store.offload import OffloadedStore
 
 LOST_PAUSE_S = 0.1
+CLOSING = "closing"
+"""What a worker says of a session that it is closing."""
 
 
 class Closer:
@@ -60,7 +62,8 @@ class Closer:
         return SessionClosed(known=True, turns=turns)  # An owner that could not be reached has done it.
 
     async def _ask_owner_to_close(self, record: SessionRecord, abort_running: bool) -> SessionClosed | None:
-        """None: the owner cannot be reached. Raises SessionUnknown when it is closing the session already."""
+        """None: the owner cannot be reached, or has just taken the session in. Raises SessionUnknown when it is closing
+        the session already."""
         tenant, session_id = record.tenant, record.session_id
         message = CloseSession(
             tenant=tenant, session_id=session_id, generation=record.generation, abort_running=abort_running
@@ -73,9 +76,11 @@ class Closer:
             info = await self._runtime.ask(record.owner, GetSession(tenant=tenant, session_id=session_id))
         except WorkerGone:
             return None
-        if isinstance(info, SessionInfo) and info.generation == record.generation:
+        if not isinstance(info, SessionInfo) or info.generation != record.generation:
+            return closed
+        if info.state == CLOSING:
             raise SessionUnknown(session_id)
-        return closed
+        return None  # It has come into memory since: it is asked again.
 
     async def _same(self, record: SessionRecord) -> SessionRecord | None:
         """The record as it is now; None when the session is closed, or its id another session's."""
