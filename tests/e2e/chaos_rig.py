@@ -14,6 +14,8 @@ from cluster import environment
 from tests.e2e.census import descendants
 from tests.e2e.server import Server, running
 
+_MARK = "REMORA_CHAOS"
+"""In the environment of all processes of a run: the id of the process that runs it."""
 TITLES = {
     "worker": "ray::WorkerActor",
     "ingress": "ray::ServeReplica:remora:ingress",
@@ -76,9 +78,6 @@ class Rig:
             send(pid, signal.SIGCONT)
 
 
-_MARK = "REMORA_CHAOS"
-
-
 def _title(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
@@ -97,10 +96,11 @@ def send(pid: int, number: int) -> bool:
 
 @contextmanager
 def rigged(folder: Path, config: dict[str, Any], nodes: int) -> Iterator[Rig]:
-    """A cluster of a head and so many nodes, with the server up on it."""
+    """A cluster of a head and so many nodes, with the server up on it. This process is a driver on it, too."""
     os.environ[_MARK] = str(os.getpid())
     environment.prepare()
     import ray
+    from ray import serve
     from ray.cluster_utils import Cluster
 
     head = {**NODE, "num_cpus": 0, "include_dashboard": False, "_system_config": PATIENT_RAY}
@@ -111,5 +111,7 @@ def rigged(folder: Path, config: dict[str, Any], nodes: int) -> Iterator[Rig]:
         with running(folder, config, RAY_ADDRESS=cluster.address) as server:
             yield Rig(cluster, raylets, server)
     finally:
+        serve.context._set_global_client(None)  # Else it would be asked about the next cluster of this process.
         ray.shutdown()
         cluster.shutdown()
+        del os.environ[_MARK]
