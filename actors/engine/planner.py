@@ -131,8 +131,9 @@ class Planner:
         return sorted(prompts, key=lambda request: request.order)
 
     def _begin(self, request: Request) -> int:
-        session = request.turn.session.uid if request.turn else None
-        return self._core.kv.begin(request.uid, request.keys, session)
+        turn = request.turn
+        session, kept = (turn.session.uid, turn.keep) if turn else (None, 0)
+        return self._core.kv.begin(request.uid, request.keys, session, kept)
 
     def _start(self, request: Request, covered: int, now: float) -> None:
         request.computed = request.planned = covered

@@ -259,3 +259,20 @@ def test_capacity_of_a_session_is_enforced(driver: Driver) -> None:
     driver.turn("r3", C, max_tokens=None)
     driver.run()
     assert driver.told["r3"].end.completion_tokens == 30 - 18 - len(C)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_turn_sent_again_after_its_abort_finds_what_was_committed_and_no_more(page_size: int) -> None:
+    """K1, K2: pages that the aborted attempt had filled with the same input do not count: as if it had never been."""
+    driver = Driver(page_size=page_size)
+    driver.open()
+    first = driver.turn("r1", list(range(40)), 4)
+    driver.run()
+    driver.turn("r2", list(range(100, 150)), 20)
+    for _ in range(10):
+        driver.step()
+    driver.abort(rids=("r2",))
+    again = driver.turn("r3", list(range(100, 150)), 4)
+    driver.run()
+    assert again.end.cached_tokens == 43
+    assert again.ids == expected([*range(40), *first.ids, *range(100, 150)], 4)

@@ -90,12 +90,14 @@ class KVCache:
 
     # -- a request's life ------------------------------------------------------------------------------------------
 
-    def begin(self, uid: int, keys: PrefixKeys, session: int | None) -> int:
+    def begin(self, uid: int, keys: PrefixKeys, session: int | None, kept: int = 0) -> int:
         """Give a request its table, with as much KV as is there already, in its session's slot or in the prefix index.
         Returns the number of tokens covered.
 
-        `keys` are those of the request's tokens. At least the last token is always left to compute, since its logits
-        are wanted. Takes no new page.
+        `keys` are those of the request's tokens, the first `kept` of which are the session's committed context. Where
+        its slot has that, what is appended is computed, even if the index has it from an attempt that was aborted: as
+        if that had never been (rule K2). At least the last token is always left to compute, since its logits are
+        wanted. Takes no new page.
         """
         if uid in self._tables:
             raise AssertionError(f"request {uid} has a table already")
@@ -103,8 +105,11 @@ class KVCache:
         limit = len(keys.tokens) - 1
         common = 0 if slot is None else tokens_in_common(keys, slot.keys, slot.tail, self.page_size)
         pages = [] if slot is None else slot.pages[: min(common, limit) // self.page_size]
-        found = self._match(keys, len(pages), limit)
-        if slot is not None and not found and common == slot.length and not self._would_rewrite(slot, limit):
+        whole = slot is not None and common == slot.length
+        # A slot holds all of a context but its last token, unless its session was forked or cut.
+        complete = slot is not None and whole and slot.length >= kept - 1
+        found = [] if complete else self._match(keys, len(pages), min(limit, kept) if whole else limit)
+        if slot is not None and whole and not found and not self._would_rewrite(slot, limit):
             pages, covered = list(slot.pages), min(slot.length, limit)
         else:
             pages = pages + found
