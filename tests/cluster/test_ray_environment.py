@@ -10,7 +10,7 @@ from cluster import environment
 
 
 def test_ray_does_not_keep_every_call_and_the_users_settings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Field case field case N14: the head's memory does not grow with the requests that were served."""
+    """field case N14: the head's memory does not grow with the requests that were served."""
     monkeypatch.setattr(os, "environ", {"RAY_worker_niceness": "7", "PYTHONPATH": "/somewhere"})
     environment.prepare()
     found = dict(os.environ)
