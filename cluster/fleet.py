@@ -191,7 +191,9 @@ class Fleet:
                     break
         finally:
             leaving.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)  # What did not move goes on from the store.
+            (failure,) = await asyncio.gather(leaving, return_exceptions=True)
+        if isinstance(failure, Exception):  # What did not move goes on from the store.
+            logger.error("seeing the sessions of %s off failed", worker_id, exc_info=failure)
         await self._end(worker_id, "drained", Reason.WORKER_DRAINING)
 
     async def _close_door(self, worker: Worker) -> None:
