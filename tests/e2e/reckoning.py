@@ -23,7 +23,7 @@ SLACK: dict[str, int] = {
 files and threads, pools that fill when they are first used; of tasks, the question itself. Of all else nothing."""
 WORKER_MEMORY = 640 * MIB
 """Of a worker: what torch's oneDNN compiles and keeps for each number of rows that a step has for the first time, some
-2 MiB for the default model, at `engine.max_step_tokens` (256) different ones at the most. Measured alone in one process:
+2 MiB for the default model, and at most `engine.max_step_tokens` (256) different ones. Measured alone in one process:
 944 MiB before, 1,496 after all of them, 1,514 after meeting 50 of them again."""
 CHECKER_PROCESSES = ("actors.runner.grammar.check", "processes")
 CHECKERS = 4
