@@ -103,7 +103,8 @@ def test_closed_sockets_are_aborts_over_serve(url: str) -> None:
     """A1, A6: streamed and unary; the pages come back."""
     with httpx.Client(base_url=url, timeout=20) as client:
         with client.stream("POST", "/v1/chat/completions", json=body("x", max_tokens=8000, stream=True)) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # Held: an iterator that is thrown away closes the response.
+            next(lines)
             wait_for(client, lambda seen: seen[0] > 0)
         wait_for(client, lambda seen: seen == (0, 0))
         with pytest.raises(httpx.ReadTimeout):
