@@ -57,7 +57,8 @@ class Closing:
                 error = str(broken)
         redirect = record is not None and not error
         if error:
-            verdict = Verdict.abort(Reason.INTERNAL, "the session's history could not be read from the store")
+            text = f"the session's history could not be read from the store: {error}"
+            verdict = Verdict.abort(Reason.INTERNAL, text)
         elif redirect:
             verdict = Verdict.abort(Reason.WORKER_LOST, "the session has changed hands")
         else:

@@ -57,12 +57,11 @@ class Following:
             # What the former caller had of another attempt, the heir has not heard, unless it is output by now.
             resumed = request.submit.resumed_ids if request.num_output else ()
             request.submit = replace(request.submit, key=heir.key, ingress=heir.ingress, resumed_ids=resumed)
-            self._core.requests.promote(request, key)
         else:
             (gone,) = (follower for follower in request.followers if follower.key == key)
             request.followers.remove(gone)
             end = replace(end, ingress=gone.ingress, completion_tokens=max(request.num_output, gone.told))
-            self._core.requests.unfollow(key)
+        self._core.requests.unfollow(key)
         tell_end(self._core, end, request.stage, now)
         request.story.append(f"{now:.3f} left by {key}")
         return AbortHit(rid=request.submit.rid, key=key, stage=request.stage)

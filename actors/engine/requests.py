@@ -68,11 +68,8 @@ class RequestTable:
         self._by_key[key] = leader
 
     def unfollow(self, key: str) -> None:
+        """An attempt is over, and the request goes on for others."""
         del self._by_key[key]
-
-    def promote(self, request: Request, former: str) -> None:
-        """A follower has become the one whose request it is; `former` goes."""
-        del self._by_key[former]
 
     # -- queues ----------------------------------------------------------------------------------------------------
 

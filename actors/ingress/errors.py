@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from actors.messages import Finished, Outcome, Reason, Stage
+
+log = logging.getLogger(__name__)
 
 GENERIC_INTERNAL = "The server had an error while processing the request. It is safe to try again."
 
@@ -138,6 +141,7 @@ def from_finished(finished: Finished, partial_text: str, completion_tokens: int)
     """The error that an aborted request's end amounts to. `partial_text` is what was made before, if anything was."""
     reason = _reason(finished)
     if reason is Reason.INTERNAL:
+        log.error("a request ended with an internal error: %s", finished.message)  # The client is not told.
         message = GENERIC_INTERNAL
     else:
         message = finished.message or _DEFAULT_MESSAGES.get(reason, reason.value.replace("_", " "))

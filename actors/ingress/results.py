@@ -12,7 +12,6 @@ import asyncio
 import logging
 import time
 import uuid
-from array import array
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -24,6 +23,7 @@ from actors.ingress.errors import ApiError
 from actors.messages import Finished, Outcome, Reason, Stage, Submit, TokenIds
 from actors.ports import PoolPort
 from actors.records import ClaimStatus, ResultClaim, ResultRecord, StoreError, StoreFull
+from actors.wire import pack_ids, unpack_ids
 
 log = logging.getLogger(__name__)
 
@@ -187,14 +187,14 @@ def _refused(status: ClaimStatus) -> ApiError:
 
 
 def _pack(end: Finished, ids: TokenIds) -> bytes:
-    kept = (1, end.outcome.value, end.matched, end.prompt_tokens, end.cached_tokens, array("i", ids).tobytes())
+    kept = (1, end.outcome.value, end.matched, end.prompt_tokens, end.cached_tokens, pack_ids(ids))
     body: bytes = msgpack.packb(kept)
     return body
 
 
 def _unpack(record: ResultRecord) -> Batch:
     _, outcome, matched, prompt_tokens, cached_tokens, packed = msgpack.unpackb(record.body)
-    ids = tuple(array("i", packed))
+    ids = unpack_ids(packed)
     end = Finished(
         ingress="",
         key="",

@@ -223,6 +223,7 @@ class WorkerShell:
             "tables": {
                 **tables_row(stats),
                 "mail": len(self._mailbox),
+                "parcels": len(self.parcels),
                 "storing": self._store_effects.waiting,
                 "grammars": self._grammar_effects.compiling,
                 **self._outbox.figures(),
