@@ -11,9 +11,9 @@ from typing import Any
 
 import msgpack
 
-from actors.messages import Outcome, SessionMode
+from actors.messages import SessionMode
 from actors.records import SessionRecord, TurnRecord
-from actors.wire import pack_ids, unpack_ids
+from cluster.store.turn_fields import turn_fields, turn_from
 
 _SUM = struct.Struct("<I")
 
@@ -75,20 +75,7 @@ def turn_place(turn: TurnRecord) -> list[object]:
 
 def pack_turn(turn: TurnRecord) -> bytes:
     """The same turn always makes the same bytes: a checksum (Redis's append-only file has none), then its fields."""
-    fields = [
-        turn.rid,
-        turn.number,
-        turn.parent,
-        turn.keep,
-        pack_ids(turn.input_ids),
-        pack_ids(turn.output_ids),
-        turn.outcome.value,
-        turn.digest,
-        turn.cached_tokens,
-        turn.matched,
-        turn.dropped,
-    ]
-    data = bytes(msgpack.packb(fields))
+    data = bytes(msgpack.packb([*turn_fields(turn), turn.dropped]))
     return _SUM.pack(zlib.crc32(data)) + data
 
 
@@ -96,21 +83,8 @@ def unpack_turn(data: bytes) -> TurnRecord:
     """Raises ValueError for bytes that are not what was written."""
     if data[: _SUM.size] != _SUM.pack(zlib.crc32(data[_SUM.size :])):
         raise ValueError("a turn's checksum is wrong: it is damaged")
-    fields: list[Any] = msgpack.unpackb(data[_SUM.size :])
-    rid, number, parent, keep, inputs, outputs, outcome, digest, cached, matched, dropped = fields
-    return TurnRecord(
-        rid=rid,
-        number=number,
-        parent=parent,
-        keep=keep,
-        input_ids=unpack_ids(inputs),
-        output_ids=unpack_ids(outputs),
-        outcome=Outcome(outcome),
-        digest=digest,
-        cached_tokens=cached,
-        matched=matched,
-        dropped=tuple(dropped),
-    )
+    *fields, dropped = msgpack.unpackb(data[_SUM.size :])
+    return turn_from(fields, dropped)
 
 
 def _text(number: float | None) -> str:

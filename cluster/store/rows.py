@@ -8,9 +8,9 @@ from typing import Any
 
 import msgpack
 
-from actors.messages import Outcome, SessionMode
+from actors.messages import SessionMode
 from actors.records import SessionRecord, TurnRecord
-from actors.wire import pack_ids, unpack_ids
+from cluster.store.turn_fields import turn_fields, turn_from
 
 SESSION_COLUMNS = (
     "tenant, session_id, generation, epoch, owner, mode, idle_timeout_s, capacity_tokens, turns, tokens,"
@@ -46,19 +46,7 @@ def turn_sum(fields: tuple[Any, ...]) -> int:
 
 def row_of(turn: TurnRecord) -> tuple[Any, ...]:
     """Its TURN_COLUMNS."""
-    fields = (
-        turn.rid,
-        turn.number,
-        turn.parent,
-        turn.keep,
-        pack_ids(turn.input_ids),
-        pack_ids(turn.output_ids),
-        turn.outcome.value,
-        turn.digest,
-        turn.cached_tokens,
-        turn.matched,
-        json.dumps(turn.dropped),
-    )
+    fields = (*turn_fields(turn), json.dumps(turn.dropped))
     return (*fields, turn_sum(fields))
 
 
@@ -67,17 +55,5 @@ def turn_of(row: tuple[Any, ...]) -> TurnRecord:
     *fields, expected = row
     if turn_sum(tuple(fields)) != expected:
         raise ValueError("a turn's checksum is wrong: the file is damaged")
-    rid, number, parent, keep, inputs, outputs, outcome, digest, cached, matched, dropped = fields
-    return TurnRecord(
-        rid=rid,
-        number=number,
-        parent=parent,
-        keep=keep,
-        input_ids=unpack_ids(inputs),
-        output_ids=unpack_ids(outputs),
-        outcome=Outcome(outcome),
-        digest=digest,
-        cached_tokens=cached,
-        matched=matched,
-        dropped=tuple(json.loads(dropped)),
-    )
+    *values, dropped = fields
+    return turn_from(values, json.loads(dropped))
