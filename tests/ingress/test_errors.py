@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.ingress.errors import GENERIC_INTERNAL, VERDICTS, is_answer
+from actors.ingress.errors import GENERIC_INTERNAL, VERDICTS, from_finished, is_answer
 from actors.messages import Event, Finished, Outcome, Reason, Stage, Submit
 from tests.ingress.asgi import run
 from tests.ingress.harness import edge
@@ -139,3 +139,13 @@ def test_unknown_routes_and_methods_get_the_one_body(method: str, path: str, sta
         assert set(call.json()["error"]) == BODY_KEYS
 
     run(check())
+
+
+def test_what_an_internal_end_was_about_is_for_the_log_only(caplog: pytest.LogCaptureFixture) -> None:
+    """E4, I1: the client is told nothing of the inside; whoever runs the server is."""
+    end = Finished(
+        ingress="i", key="k", outcome=Outcome.ABORT, reason=Reason.INTERNAL, message="turn 'b' continues from 'a'"
+    )
+    error = from_finished(end, "", 0)
+    assert "continues" not in error.message
+    assert "continues from 'a'" in caplog.text
