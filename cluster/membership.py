@@ -1,11 +1,12 @@
 """Which workers there are and how they are: pure, with time as an argument (monotonic seconds).
 
-Written by the pool alone. A worker that keeps silent becomes SUSPECT, then DEAD; a dead one never comes back: what
-returns under its name is another worker.
+Written by the pool alone. A worker that keeps silent, or that answers while a step of its never returns, becomes
+SUSPECT, then DEAD; a dead one never comes back: what returns under its name is another worker.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,9 +14,12 @@ from typing import Any
 
 from configs import ClusterConfig
 
+SLOWER_THAN_EVER = 3
+"""A worker may take so many times as long for a turn of its loop as it has taken for the slowest."""
+
 
 class WorkerState(str, Enum):
-    """STARTING: has not answered yet. SUSPECT: silent for a while; keeps its sessions, gets no new ones.
+    """STARTING: has not answered yet. SUSPECT: silent or stuck for a while; keeps its sessions, gets no new ones.
     DRAINING: ends when its requests have. DEAD: ended, or declared so and killed."""
 
     STARTING = "starting"
@@ -52,7 +56,8 @@ class Room:
 @dataclass(slots=True)
 class Worker:
     """One worker as the pool sees it. `stats` is its last heartbeat; `cause` says why it is dead; `closed`: it has
-    answered that it takes nothing in any more that can run elsewhere."""
+    answered that it takes nothing in any more that can run elsewhere; `stalled_s`: for how long its heartbeats have
+    told of one and the same turn of its loop."""
 
     worker_id: str
     state: WorkerState
@@ -60,6 +65,7 @@ class Worker:
     heard_at: float
     ever_ready: bool = False
     closed: bool = False
+    stalled_s: float = 0.0
     stats: Mapping[str, Any] = field(default_factory=dict)
     room: Room | None = None
     cause: str = ""
@@ -120,8 +126,10 @@ class Membership:
         worker = self._workers.get(worker_id)
         if worker is None or not worker.alive:
             return False
+        worker.stalled_s = self._stalled_s(worker, stats, now)
         worker.heard_at, worker.stats = now, stats
-        if worker.state in (WorkerState.STARTING, WorkerState.SUSPECT):
+        doubtful = worker.state is WorkerState.SUSPECT and worker.stalled_s > self._stuck_s(worker) / 2
+        if worker.state in (WorkerState.STARTING, WorkerState.SUSPECT) and not doubtful:
             worker.move(WorkerState.READY, "answered", now)
             worker.ever_ready = True
             return True
@@ -165,9 +173,41 @@ class Membership:
                 worker.move(WorkerState.DEAD, f"not ready after {limit:.0f} s", now)
         elif worker.alive and silent > self._config.dead_s:
             worker.move(WorkerState.DEAD, f"silent for {silent:.1f} s", now)
-        elif worker.state is WorkerState.READY and silent > self._config.suspect_s:
-            worker.move(WorkerState.SUSPECT, f"silent for {silent:.1f} s", now)
+        elif worker.alive and worker.stalled_s > self._stuck_s(worker):
+            worker.move(WorkerState.DEAD, f"stuck: a step has not returned for {worker.stalled_s:.1f} s", now)
+        elif worker.state is WorkerState.READY and (doubt := self._doubt(worker, silent)):
+            worker.move(WorkerState.SUSPECT, doubt, now)
             return False
         else:
             return False
         return worker.state is WorkerState.DEAD
+
+    def _doubt(self, worker: Worker, silent: float) -> str:
+        """Why this worker should get no new sessions; empty if there is no reason."""
+        if silent > self._config.suspect_s:
+            return f"silent for {silent:.1f} s"
+        stalled = worker.stalled_s > self._stuck_s(worker) / 2
+        return f"a step has not returned for {worker.stalled_s:.1f} s" if stalled else ""
+
+    def _stalled_s(self, worker: Worker, stats: Mapping[str, Any], now: float) -> float:
+        """How long the same turn of the worker's loop has been seen, by this clock. Time without a heartbeat counts
+        little: the whole worker stood still then, which is for `dead_s` to judge."""
+        turn = _loop(stats).get("turn", 0)
+        if not turn or turn != _loop(worker.stats).get("turn", 0):
+            return 0.0
+        return worker.stalled_s + min(now - worker.heard_at, self._config.suspect_s)
+
+    def _stuck_s(self, worker: Worker) -> float:
+        """For how long a turn of this worker's loop may take, in seconds."""
+        loop = _loop(worker.stats)
+        if not self._config.stuck_s:
+            return math.inf
+        if not loop.get("steps_returned", 0):
+            return max(self._config.stuck_s, self._config.start_timeout_s)
+        return max(self._config.stuck_s, SLOWER_THAN_EVER * loop.get("slowest_turn_s", 0.0))
+
+
+def _loop(stats: Mapping[str, Any]) -> Mapping[str, float]:
+    """What a heartbeat says of the worker's loop (see `actors.worker.progress`)."""
+    loop: Mapping[str, float] = stats.get("loop", {})
+    return loop

@@ -18,8 +18,9 @@ from actors.engine.plan import StepPlan
 from actors.engine.stats import EngineStats
 from actors.messages import Event, IngressLost
 from actors.runner.base import ModelRunner, StepHandle
-from actors.worker.mailbox import Mailbox
+from actors.worker.mailbox import Letter, Mailbox
 from actors.worker.outbox import Outbox
+from actors.worker.progress import Progress
 
 logger = logging.getLogger("remora.worker")
 
@@ -52,6 +53,7 @@ class Loop:
         self._stop = False
         self._nothing_to_plan = False
         self.check_invariants = False
+        self.progress = Progress(clock)
         self.stats: EngineStats = engine.snapshot()
         """The engine as it was after the last turn of the loop; replaced, never changed."""
 
@@ -71,6 +73,11 @@ class Loop:
     def turn(self) -> None:
         """Once around."""
         letters = self._mailbox.drain(self._patience())
+        self.progress.begin()
+        self._work(letters)
+        self.progress.end()
+
+    def _work(self, letters: list[Letter]) -> None:
         now = self._clock()
         outputs: list[Output] = []
         for letter in letters:
@@ -121,6 +128,7 @@ class Loop:
             outputs = self._engine.fail(plan, "the step failed", self._clock())
         else:
             outputs = self._engine.commit(plan, result, self._clock())
+        self.progress.step_returned()
         self._publish(outputs)
         if self.check_invariants:
             check(self._engine)

@@ -219,6 +219,7 @@ class WorkerShell:
             "max_running": self._max_running,
             "draining": self._draining,
             **engine_row(stats, now),
+            "loop": self._loop.progress.row(),
             "hibernate": {**self._kv_effects.stats(), **hibernation_row(stats)},
             "tables": {
                 **tables_row(stats),

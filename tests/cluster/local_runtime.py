@@ -6,7 +6,7 @@ Tests can kill them without a word, freeze them, and make the next start fail.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from actors.messages import Reason, Shutdown
@@ -42,6 +42,8 @@ class LocalRuntime:
         self.loses_parcels = False
         self.step_s = 0.0
         """How long a step takes."""
+        self.make_runner: Callable[..., ToyRunner] = ToyRunner
+        """One that steps can get stuck in has a `release`, so that its threads end with the test."""
         self.starts = asyncio.Event()
         """Cleared: workers begin to start, and do not get ready."""
         self.starts.set()
@@ -52,7 +54,7 @@ class LocalRuntime:
         self.spawned.append(worker_id)
         if self.failing_starts:
             raise WorkerGone(self.failing_starts.pop(0))
-        runner = ToyRunner(page_size=16, kv_tokens=4096, max_context=2048, step_s=self.step_s)
+        runner = self.make_runner(page_size=16, kv_tokens=4096, max_context=2048, step_s=self.step_s)
         shell = WorkerShell(worker_id, self._config, runner, self._store)
         shell.start()
         self.workers[worker_id] = LocalWorker(shell)
@@ -109,6 +111,7 @@ class LocalRuntime:
             worker.cause = cause
             worker.ended.set()
             worker.thawed.set()
+            getattr(worker.shell.runner, "release", lambda: None)()
         await asyncio.to_thread(worker.shell.stop)
 
     def freeze(self, worker_id: str) -> None:
