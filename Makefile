@@ -7,7 +7,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 export RAY_AUTH_MODE ?= disabled
 
 .PHONY: setup check test test-fast soak churn chaos simulate mutants cases serve chat bench bench-in-process bench-aborts \
-	bench-store fix clean
+	bench-layers bench-store fix clean
 
 STAMP := $(VENV)/.ready
 
@@ -73,6 +73,10 @@ bench-in-process: setup
 # From a client's leaving to the worker's pages being free, by stage.
 bench-aborts: setup
 	$(BIN)/python -m tests.bench.abort_latency
+
+# What actors and HTTP add to the bare engine: time to first token, throughput.
+bench-layers: setup
+	$(BIN)/python -m tests.bench.actor_layer
 
 # Commit and load times of the session stores.
 bench-store: setup

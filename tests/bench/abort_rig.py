@@ -30,13 +30,13 @@ class Rig:
         self.worker_id = worker_id
         self.sessions = sessions
         self.spans = spans
-        self._handle = handle
+        self.handle = handle
 
     def stats(self) -> Stats:
         """What the worker says just now: about a millisecond."""
         import ray
 
-        row: Stats = ray.get(self._handle.stats.remote(), timeout=PATIENCE_S)
+        row: Stats = ray.get(self.handle.stats.remote(), timeout=PATIENCE_S)
         return row
 
     def until(self, holds: Callable[[Stats], bool]) -> tuple[float, float]:
