@@ -24,8 +24,10 @@ class Aborts:
         hits = self._leave(abort.keys, verdict, now)
         left = {hit.key for hit in hits}
         rest = replace(abort, keys=tuple(key for key in abort.keys if key not in left))
-        hits += [self._end(request, verdict, now) for request in self._selected(rest) if request.can_be_aborted]
-        already, unknown = self._missed(abort, {hit.rid for hit in hits}, now)
+        chosen = [request for request in self._selected(rest) if request.can_be_aborted]
+        hit_names = {hit.rid for hit in hits} | {rid for request in chosen for _, rid in request.names}
+        hits += [self._end(request, verdict, now) for request in chosen]
+        already, unknown = self._missed(abort, hit_names, now)
         return AbortReport(hit=tuple(hits), already_ended=tuple(already), unknown=tuple(unknown))
 
     def abort_ingress(self, ingress: str, now: float) -> None:
@@ -62,10 +64,6 @@ class Aborts:
         named = [request for key in abort.keys if (request := requests.by_key(key)) is not None]
         named += [request for rid in abort.rids if rid for request in requests.by_rid(abort.tenant, rid)]
         chosen = {request.uid: request for request in named}
-        for request in list(chosen.values()):
-            for child in requests.live():
-                if child.submit.parent_key == request.submit.key:
-                    chosen[child.uid] = child
         if abort.all or abort.session_id is not None or abort.rid_prefix:
             for request in requests.live():
                 if self._swept(abort, request):

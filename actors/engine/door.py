@@ -85,8 +85,7 @@ class Door:
             return Verdict.abort(self.closed_for, "the worker accepts no more requests")
         if self.draining and not self._belongs_here(submit):
             return Verdict.abort(Reason.WORKER_DRAINING, "the worker is being drained")
-        by_key = core.tombstones.take(submit.key, now)
-        if core.tombstones.take(request.rid_key, now) or by_key:
+        if self._was_aborted(request, now):
             return Verdict.abort(Reason.CLIENT_ABORT, "aborted before it arrived")
         first = core.requests.named(submit)[0]
         if first is not request:
@@ -98,6 +97,12 @@ class Door:
             text = f"{waiting} requests are waiting; the limit is {core.settings.max_waiting}"
             return Verdict.abort(Reason.QUEUE_FULL, text)
         return self._wrong_ids(submit) or self._wrong_grammar(submit)
+
+    def _was_aborted(self, request: Request, now: float) -> bool:
+        """Whether an abort has overtaken it. What named a batch is kept for its other parts, until it expires."""
+        tombstones, submit = self._core.tombstones, request.submit
+        own = [tombstones.take(name, now) for name in (submit.key, request.rid_key)]
+        return any(own) or tombstones.has((submit.tenant, submit.batch), now)
 
     def _belongs_here(self, submit: Submit) -> bool:
         """Whether a turn of this request's session runs or waits here."""

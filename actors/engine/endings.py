@@ -138,7 +138,8 @@ class Endings:
             end = replace(end, key=follower.key, ingress=follower.ingress, completion_tokens=heard)
             tell_end(core, end, stage, now)
         core.requests.answered(request)
-        core.ended.add(request.rid_key, now)
+        for name in request.names:
+            core.ended.add(name, now)
         reason = verdict.reason.value if verdict.reason else ""
         core.forecast.learn(request, verdict.outcome)
         if request.turn is not None:

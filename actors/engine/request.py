@@ -158,6 +158,12 @@ class Request:
         return (self.submit.tenant, self.submit.rid)
 
     @property
+    def names(self) -> list[tuple[str, str]]:
+        """What an abort may call it by: its own name, and that of the batch it belongs to."""
+        submit = self.submit
+        return [self.rid_key] if submit.batch in ("", submit.rid) else [self.rid_key, (submit.tenant, submit.batch)]
+
+    @property
     def scope(self) -> Scope | None:
         """Within what its name is its own."""
         return scope_of(self.submit)

@@ -32,7 +32,8 @@ class RequestTable:
     def add(self, request: Request) -> None:
         self._by_uid[request.uid] = request
         self._by_key[request.submit.key] = request
-        self._by_rid.setdefault(request.rid_key, []).append(request)
+        for name in request.names:
+            self._by_rid.setdefault(name, []).append(request)
 
     def by_uid(self, uid: int) -> Request | None:
         return self._by_uid.get(uid)
@@ -41,14 +42,16 @@ class RequestTable:
         return self._by_key.get(key)
 
     def by_rid(self, tenant: str, rid: str) -> list[Request]:
-        """A rid names a turn within its session, or a stateless request: several may have the same (rule T2)."""
+        """A rid names a turn within its session, or a stateless request: several may have the same (rule T2). What
+        belongs to a batch of that name is among them."""
         return list(self._by_rid.get((tenant, rid), ()))
 
     def named(self, submit: Submit) -> list[Request]:
         """Live requests of that name in the same session, or among the stateless ones, oldest first: one, and perhaps
         another that is about to be refused. What was sent to a former owner or opening of a session is not of it."""
         scope = scope_of(submit)
-        return [other for other in self._by_rid.get((submit.tenant, submit.rid), ()) if other.scope == scope]
+        alike = self._by_rid.get((submit.tenant, submit.rid), ())
+        return [other for other in alike if other.submit.rid == submit.rid and other.scope == scope]
 
     @property
     def num_live(self) -> int:
@@ -156,10 +159,11 @@ class RequestTable:
         for key in (request.submit.key, *(follower.key for follower in request.followers)):
             if self._by_key.get(key) is request:
                 del self._by_key[key]
-        named = self._by_rid[request.rid_key]
-        named.remove(request)
-        if not named:
-            del self._by_rid[request.rid_key]
+        for name in request.names:
+            named = self._by_rid[name]
+            named.remove(request)
+            if not named:
+                del self._by_rid[name]
 
     def forget(self, request: Request) -> None:
         """Its pages are back: nothing is left of it."""

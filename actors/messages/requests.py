@@ -95,6 +95,8 @@ class Submit:
     (a reply cut by `max_tokens` has no end-of-turn token).
     `digest` identifies the body for replay and duplicate checks (rule T2).
     Timeouts are None for "server default", and 0 for "off" where the server allows it.
+    `batch`: name of the call that this is one part of, empty if it is a call of its own; an abort that names it means
+    all parts (rule A2).
     `join`: should a request of this name and body be running, be told what it does (rule T2) instead of being refused.
     `only_join`: and should it not be, do not begin it: the sender looks again where it is, or how it ended.
     `resumed_ids`: output that the client has already, from a worker that was lost; generation goes on behind it, and
@@ -117,7 +119,7 @@ class Submit:
     waiting_timeout_s: float | None = None
     running_timeout_s: float | None = None
     deadline_s: float | None = None
-    parent_key: str = ""
+    batch: str = ""
     idempotent: bool = False
     grammar: Grammar | None = None
     weight: float = 0.0

@@ -155,16 +155,40 @@ def test_a_name_belongs_to_its_session(depth: int) -> None:
     assert again.ids == expected(A, 4)
 
 
-def test_parent_and_children_end_together_and_a_child_alone(depth: int) -> None:
-    """A2: session cases A17, A18."""
+def test_a_batch_ends_together_and_a_part_alone(depth: int) -> None:
+    """A2: session cases A17, A18; field case N10: what else runs goes on."""
     driver = Driver(depth=depth)
-    parent = driver.submit("x", A, 30)
-    children = [driver.submit(f"x_{n}", A, 30, parent_key="x") for n in range(11)]
+    parts = [driver.submit(f"x_{n}", A, 30, batch="x") for n in range(11)]
+    other = driver.submit("y_1", B, 30, batch="y")
     driver.step()
-    driver.abort(rids=("x_1",))
-    assert [child.end is not None for child in children] == [n == 1 for n in range(11)]
-    driver.abort(rids=("x",))
-    assert all(told.end is not None for told in [parent, *children])
+    assert len(driver.abort(rids=("x_1",)).hit) == 1
+    assert [part.end is not None for part in parts] == [n == 1 for n in range(11)]
+    report = driver.abort(rids=("x",))
+    assert {hit.rid for hit in report.hit} == {f"x_{n}" for n in range(11) if n != 1}
+    assert report.unknown == ()
+    assert all(part.end.reason is Reason.CLIENT_ABORT for part in parts)
+    assert driver.abort(rids=("x",)).already_ended == ("x",)
+    driver.run()
+    assert other.ids == expected(B, 30)
+
+
+def test_a_request_may_have_the_name_of_a_batch(depth: int) -> None:
+    """A2, T2: it is no repetition of a part, and an abort of the name means both."""
+    driver = Driver(depth=depth)
+    part = driver.submit("x_0", A, 30, batch="x")
+    alone = driver.submit("x", A, 30)
+    driver.step()
+    assert alone.end is None
+    assert {hit.rid for hit in driver.abort(rids=("x",)).hit} == {"x_0", "x"}
+    assert part.end is not None
+
+
+def test_an_abort_that_overtakes_a_batch_meets_every_part(depth: int) -> None:
+    """A2, A5."""
+    driver = Driver(depth=depth)
+    assert driver.abort(rids=("x",)).unknown == ("x",)
+    parts = [driver.submit(f"x_{n}", A, 30, batch="x") for n in range(3)]
+    assert [part.end.reason for part in parts] == [Reason.CLIENT_ABORT] * 3
 
 
 def test_dead_ingress_takes_its_requests_with_it(depth: int) -> None:
