@@ -31,6 +31,10 @@ class NoWorker(Exception):
     """No worker is ready to take this request."""
 
 
+class WeightsGone(NoWorker):
+    """A session is pinned to weights that no worker has any more, nor will have. The message names them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a session lives now: its owner, and the numbers a turn must carry."""
@@ -122,6 +126,10 @@ class PoolPort(Protocol):
 
     async def get_session(self, tenant: str, session_id: str) -> SessionRecord:
         """Raises SessionUnknown, StoreError."""
+
+    async def rollout(self) -> dict[str, object]:
+        """Begin to replace every worker by a new one; answers at once with how it stands. Raises NoWorker when the pool
+        cannot be reached."""
 
     async def status(self) -> dict[str, object]:
         """{"workers": [rows of worker stats, dead ones without], "pool": {...}} for /v1/stats."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.ports import NoWorker, SessionLimit
+from actors.ports import NoWorker, SessionLimit, WeightsGone
 from actors.records import SessionExists, SessionUnknown, StoreError, StoreFull, TurnUnknown
 
 Answer = tuple[str, Any]
@@ -15,7 +15,16 @@ DOWN = "down"
 
 _NAMED: dict[str, type[Exception]] = {
     raised.__name__: raised
-    for raised in (SessionExists, SessionUnknown, TurnUnknown, StoreFull, StoreError, NoWorker, SessionLimit)
+    for raised in (
+        SessionExists,
+        SessionUnknown,
+        TurnUnknown,
+        StoreFull,
+        StoreError,
+        WeightsGone,
+        NoWorker,
+        SessionLimit,
+    )
 }
 EXPECTED = tuple(_NAMED.values())
 """What `refusal` turns into an answer. Anything else is a bug and travels as the exception it is."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from actors.messages import Drain as CloseDoor
 from actors.messages import Reason
 from actors.ports import WorkerGone
+from cluster.actions import Action, Adopt, Drain, Keep, Kill, Spawn
 from cluster.membership import Membership, Worker, WorkerState
-from cluster.reconcile import Action, Adopt, Drain, Kill, Spawn, backoff_s
+from cluster.reconcile import backoff_s
+from cluster.release import Release
 from cluster.runtime import Runtime, WorkerSilent
 from configs import ClusterConfig
 
@@ -31,8 +35,8 @@ WORKER_PREFIX = "worker-"
 
 class Fleet:
     """Owns the membership table. `on_death(worker)` is called once for each worker that died; `see_off(worker_id)` when
-    one takes nothing in any more: it moves what should not go down with it. `settings`: the digest of what workers
-    are started with; those of a pool before this one that were started with others are drained."""
+    one takes nothing in any more: it moves what should not go down with it. `release`: what workers that are started
+    now are made of; others are marked as stale."""
 
     def __init__(
         self,
@@ -42,14 +46,14 @@ class Fleet:
         clock: Callable[[], float],
         on_death: Callable[[Worker], None],
         see_off: Callable[[str], Awaitable[None]],
-        settings: str,
+        release: Release,
     ) -> None:
         self._runtime = runtime
         self._config = config
         self._pool_id = pool_id
         self._clock = clock
         self._on_death = on_death
-        self._settings = settings
+        self.release = release
         self._see_off = see_off
         self._tasks: dict[str, set[asyncio.Task[None]]] = {}
         self._changed = asyncio.Event()
@@ -78,12 +82,21 @@ class Fleet:
                 await self._spawn(f"{WORKER_PREFIX}{uuid.uuid4().hex[:8]}")
             case Adopt(worker_id) if worker_id not in self.members:
                 logger.info("adopting %s", worker_id)
-                self.members.add(worker_id, self._clock())
+                self.members.add(worker_id, self._clock(), adopted=True)
                 self._watch(worker_id)
             case Drain(worker_id) if self.members.alive(worker_id):
                 self._begin_drain(worker_id)
+            case Keep(worker_id) if self.members.alive(worker_id):
+                self._begin_keeping(worker_id)
             case Kill(worker_id):
                 await self.kill(worker_id, "no longer wanted")
+
+    def renew(self) -> None:
+        """From now on every worker that runs is one of yesterday."""
+        restart = max(self.release.restart + 1, int(time.time()))  # Beyond those of pools before this one.
+        self.release = replace(self.release, restart=restart)
+        self.failed_starts, self._retry_at = 0, self._clock()
+        self._compare()
 
     async def look(self) -> None:
         """Apply the clocks: who was silent for too long is ended for good, so that it cannot come back."""
@@ -134,9 +147,9 @@ class Fleet:
 
     async def _spawn(self, worker_id: str) -> None:
         logger.info("starting %s", worker_id)
-        self.members.add(worker_id, self._clock())
+        self.members.add(worker_id, self._clock()).release = self.release.label
         try:
-            await self._runtime.spawn(worker_id)
+            await self._runtime.spawn(worker_id, self.release.label)
         except WorkerGone as gone:
             self._died(worker_id, str(gone))
         else:
@@ -150,6 +163,14 @@ class Fleet:
         logger.info("draining %s", worker_id)
         self.members.drain(worker_id, self._clock())
         self._start(worker_id, self._drain(worker_id))
+
+    def _begin_keeping(self, worker_id: str) -> None:
+        """Its sessions that may run elsewhere go; the others stay."""
+        worker = self.members.get(worker_id)
+        if worker is not None:
+            logger.info("keeping %s for sessions that are pinned to its weights %s", worker_id, worker.weights)
+            worker.kept_at = self._clock()
+            self._start(worker_id, self._see_off_from(worker_id))
 
     async def _await_death(self, worker_id: str) -> None:
         self._died(worker_id, await self._runtime.death(worker_id))
@@ -165,15 +186,32 @@ class Fleet:
             await asyncio.sleep(self._config.heartbeat_s)
 
     def _heard(self, worker_id: str, stats: Any) -> None:
+        worker = self.members.get(worker_id)
+        first = worker is not None and not worker.ever_ready
         if self.members.heard(worker_id, stats, self._clock()):
             logger.info("%s is ready", worker_id)
-            self.failed_starts, self._retry_at = 0, self._clock()
             self._tell()
-        worker = self.members.get(worker_id)
-        stale = stats.get("settings", self._settings) != self._settings
+        if worker is None or not worker.alive:
+            return
+        if first or worker.release != stats.get("release", ""):
+            worker.release = stats.get("release", "")
+            self._compare()
+        if first and not worker.adopted:
+            self.failed_starts, self._retry_at = 0, self._clock()
         # It drains: a pool before this one began it, or it got SIGTERM.
-        if (stale or stats.get("draining", False)) and worker is not None and worker.state is WorkerState.READY:
+        if stats.get("draining", False) and worker.state is WorkerState.READY:
             self._begin_drain(worker_id)
+
+    def _compare(self) -> None:
+        """Every worker with what is started now."""
+        alive = [worker for worker in self.members.all() if worker.alive]
+        self.release = self.release.after([worker.release for worker in alive])
+        for worker in alive:
+            known = bool(worker.stats or worker.release)
+            stale = known and self.release.replaces(worker.release)
+            if stale and not worker.stale:
+                logger.info("%s is to be replaced", worker.worker_id)
+            worker.stale = stale
 
     async def _drain(self, worker_id: str) -> None:
         """Let it take nothing new, see its sessions off, wait for what runs, and end it."""
@@ -181,7 +219,7 @@ class Fleet:
         worker = self.members.get(worker_id)
         while worker is not None and worker.alive and not worker.closed and self._clock() < give_up_at:
             await self._close_door(worker)
-        leaving = asyncio.ensure_future(self._see_off(worker_id))
+        leaving = asyncio.ensure_future(self._see_off_from(worker_id))
         try:
             while worker is not None and worker.alive and self._clock() < give_up_at:
                 since = worker.heard_at
@@ -191,10 +229,14 @@ class Fleet:
                     break
         finally:
             leaving.cancel()
-            (failure,) = await asyncio.gather(leaving, return_exceptions=True)
-        if isinstance(failure, Exception):  # What did not move goes on from the store.
-            logger.error("seeing the sessions of %s off failed", worker_id, exc_info=failure)
+            await asyncio.gather(leaving, return_exceptions=True)
         await self._end(worker_id, "drained", Reason.WORKER_DRAINING)
+
+    async def _see_off_from(self, worker_id: str) -> None:
+        try:
+            await self._see_off(worker_id)
+        except Exception:  # What did not move goes on from the store.
+            logger.exception("seeing the sessions of %s off failed", worker_id)
 
     async def _close_door(self, worker: Worker) -> None:
         try:

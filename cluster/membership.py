@@ -57,7 +57,9 @@ class Room:
 class Worker:
     """One worker as the pool sees it. `stats` is its last heartbeat; `cause` says why it is dead; `closed`: it has
     answered that it takes nothing in any more that can run elsewhere; `stalled_s`: for how long its heartbeats have
-    told of one and the same turn of its loop."""
+    told of one and the same turn of its loop. `release`: label of what it is made of (`cluster.release`), and `stale`:
+    others are started now. `adopted`: it was found running. `kept_at`: since then it is there only for sessions that
+    are pinned to its weights."""
 
     worker_id: str
     state: WorkerState
@@ -66,6 +68,10 @@ class Worker:
     ever_ready: bool = False
     closed: bool = False
     stalled_s: float = 0.0
+    release: str = ""
+    stale: bool = False
+    adopted: bool = False
+    kept_at: float | None = None
     stats: Mapping[str, Any] = field(default_factory=dict)
     room: Room | None = None
     cause: str = ""
@@ -81,6 +87,11 @@ class Worker:
     @property
     def alive(self) -> bool:
         return self.state is not WorkerState.DEAD
+
+    @property
+    def weights(self) -> str:
+        """Version of its model's weights; empty until it has said so."""
+        return str(self.stats.get("weights", ""))
 
     @property
     def load(self) -> int:
@@ -113,11 +124,11 @@ class Membership:
     def ready(self) -> list[Worker]:
         return [worker for worker in self._workers.values() if worker.state is WorkerState.READY]
 
-    def add(self, worker_id: str, now: float) -> Worker:
+    def add(self, worker_id: str, now: float, *, adopted: bool = False) -> Worker:
         """A worker that is being started, or was found running. A name is used once."""
         if worker_id in self._workers:
             raise IllegalMove(f"worker {worker_id} is known already")
-        worker = Worker(worker_id, WorkerState.STARTING, now, now)
+        worker = Worker(worker_id, WorkerState.STARTING, now, now, adopted=adopted)
         self._workers[worker_id] = worker
         return worker
 

@@ -21,10 +21,11 @@ from actors.ports import Member, Placement, WorkerGone
 from actors.records import PutStatus, ResultClaim, SessionRecord, SessionStore, StoreError
 from cluster.balancer import Balancer
 from cluster.fleet import Fleet
-from cluster.membership import Worker
-from cluster.placement import ending_cost
-from cluster.reconcile import Adopt, reconcile
+from cluster.membership import Worker, WorkerState
+from cluster.reconcile import Adopt
+from cluster.release import Release
 from cluster.results import ResultDesk
+from cluster.rolling import Rolling
 from cluster.runtime import Runtime, WorkerSilent
 from cluster.scaling import Scaler
 from cluster.sessions import NO_WORKER_WAIT_S, SessionDesk
@@ -47,7 +48,10 @@ MAX_DEATHS_SHOWN = 10
 
 
 class Pool:
-    """`start` it inside an event loop, `shutdown` it to end the workers; `abandon` it to leave them running."""
+    """`start` it inside an event loop, `shutdown` it to end the workers; `abandon` it to leave them running.
+
+    `release`: what workers are to be made of; those of a pool before this one that are made of something else are
+    replaced. By default only their settings count."""
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Pool:
         store: SessionStore,
         config: RemoraConfig,
         *,
+        release: Release | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         wait_s: float = NO_WORKER_WAIT_S,
@@ -72,12 +77,12 @@ class Pool:
         self._store = OffloadedStore(store)
         self._watch = StoreWatch(self._store)
         self._results = ResultDesk(self._store, config.store.idempotency_ttl_s, wall_clock)
-        self._fleet = Fleet(
-            runtime, config.cluster, self.pool_id, clock, self._on_death, self._see_off, worker_digest(config)
-        )
+        release = release or Release(worker_digest(config))
+        self._fleet = Fleet(runtime, config.cluster, self.pool_id, clock, self._on_death, self._see_off, release)
         self._desk = SessionDesk(
             self._fleet, runtime, self._store, config.sessions, config.cluster, wait_s=wait_s, wall_clock=wall_clock
         )
+        self._rolling = Rolling(config.rollout, config.sessions, self._fleet, self._desk.directory, clock)
         self._balancer = Balancer(config.rebalance, self._fleet.members, self._desk.directory, self._desk.give)
         self._tick_s = min(TICK_S, config.cluster.heartbeat_s)
         self._kick = asyncio.Event()
@@ -121,7 +126,7 @@ class Pool:
     # -- what ingresses ask (see `PoolPort`) -----------------------------------------------------------------------
 
     async def members(self) -> list[Member]:
-        return [Member(one.worker_id, one.state.value, one.load) for one in self._fleet.members.all() if one.alive]
+        return [Member(one.worker_id, _state_of(one), one.load) for one in self._fleet.members.all() if one.alive]
 
     async def wake(self) -> None:
         """A request waits for a worker, whichever: where there is none, one is started."""
@@ -181,6 +186,12 @@ class Pool:
     async def get_session(self, tenant: str, session_id: str) -> SessionRecord:
         return await self._desk.get(tenant, session_id)
 
+    async def rollout(self) -> dict[str, object]:
+        """Begin to replace all workers, one after another, by others of the same settings. Answers at once."""
+        self._rolling.begin()
+        self._kick.set()
+        return self._rolling.figures()
+
     async def status(self) -> dict[str, object]:
         """Workers as they are now; those that do not answer, as they last were."""
         workers = self._fleet.members.all()
@@ -195,6 +206,7 @@ class Pool:
             "sessions_moved": self._balancer.moved,
             "failed_starts": self._fleet.failed_starts,
             "last_failure": self._fleet.last_failure,
+            "rollout": self._rolling.figures(),
             "deaths": [{"worker": one.worker_id, "cause": one.cause} for one in dead[-MAX_DEATHS_SHOWN:]],
             "held_sessions": self._desk.held,
             "process": process.figures([asyncio.get_running_loop()]),
@@ -216,11 +228,12 @@ class Pool:
         if worker.ever_ready:
             with suppress(WorkerGone, WorkerSilent, asyncio.TimeoutError):
                 stats = await asyncio.wait_for(self._runtime.heartbeat(worker.worker_id, self.pool_id), STATS_S)
-        shown = {name: value for name, value in stats.items() if name != "settings"}  # A digest, also of passwords.
+        shown = {name: value for name, value in stats.items() if name != "release"}  # Digests, also of passwords.
         return {
             "id": worker.worker_id,
             **shown,
-            "state": worker.state.value,
+            "state": _state_of(worker),
+            "stale": worker.stale,
             "owned_sessions": self._desk.directory.count(worker.worker_id),
             "silent_s": round(self._clock() - worker.heard_at, 3),
         }
@@ -249,7 +262,8 @@ class Pool:
             self._scale(living)
             await self._act(living)
             await self._recount()
-            self._balancer.look(self._clock())
+            if not self._rolling.under_way:  # Sessions that move have somewhere better to go.
+                self._balancer.look(self._clock())
             await self._expire()
         except StoreError as error:
             logger.error("the pool's loop could not use the store: %s", error)
@@ -277,7 +291,8 @@ class Pool:
             return
         if not self._adopted.is_set() and len(living) > self._scaling.desired:
             self._scaling.set(len(living))  # Those of a pool before this one: no reason yet to end any.
-        self._desired = self._scaling.look(self._fleet.members.all(), self._parked, self._clock())
+        wanted = [worker for worker in self._fleet.members.all() if worker.kept_at is None]
+        self._desired = self._scaling.look(wanted, self._parked, self._clock())
 
     async def _recount(self) -> None:
         """One worker's sessions at a time, so that a large cluster's pool is never busy counting."""
@@ -288,15 +303,7 @@ class Pool:
                 return
 
     async def _act(self, living: list[str]) -> None:
-        members, directory = self._fleet.members, self._desk.directory
-        actions = reconcile(
-            self._desired,
-            members.all(),
-            living,
-            lambda worker: ending_cost(worker, directory),
-            may_spawn=self._fleet.may_spawn,
-        )
-        for action in actions:
+        for action in self._rolling.actions(self._desired, living):
             await self._fleet.act(action)
             if isinstance(action, Adopt):
                 await self._desk.recount(action.worker_id)
@@ -307,6 +314,13 @@ class Pool:
         if now < self._expire_at:
             return
         self._expire_at = now + EXPIRE_S
+        self._to_recount.extend(self._rolling.kept)  # They go when their last session has.
         expired = await self._desk.expire()
         if expired:
             logger.info("%d sessions without an owner expired", expired)
+
+
+def _state_of(worker: Worker) -> str:
+    """As ingresses are told: one that is kept for pinned sessions gets nothing else."""
+    kept = worker.kept_at is not None and worker.state is WorkerState.READY
+    return "kept" if kept else worker.state.value

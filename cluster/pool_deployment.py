@@ -18,6 +18,7 @@ from cluster.located import application_namespace, of_application, with_store_fi
 from cluster.pool import Pool
 from cluster.ray_errors import cause_of
 from cluster.ray_runtime import HEAD_NODE, RayRuntime, WorkerPorts, end_actors, open_remote_store
+from cluster.release import release_of
 from cluster.serve_pool import ServePool
 from configs import RemoraConfig, from_tree
 
@@ -45,7 +46,8 @@ class PoolDeployment:
         config = with_store_file(of_application(from_tree(RemoraConfig, config_tree), application), application)
         self._application, self._namespace = application, config.cluster.namespace
         store = await asyncio.to_thread(open_remote_store, config)
-        self._pool = Pool(RayRuntime(config, store), store, config)
+        release = await asyncio.to_thread(release_of, config)
+        self._pool = Pool(RayRuntime(config, store), store, config, release=release)
         self._pool.start()
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:

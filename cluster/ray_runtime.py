@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import ray
@@ -98,7 +99,7 @@ class RayRuntime:
         self._store = store
         self._handles: dict[str, Any] = {}
 
-    async def spawn(self, worker_id: str) -> None:
+    async def spawn(self, worker_id: str, release: str) -> None:
         config = self._config
         actor = ray.remote(concurrency_groups=WORKER_CONCURRENCY_GROUPS)(WorkerActor).options(
             name=NAME_PREFIX + worker_id,
@@ -110,7 +111,8 @@ class RayRuntime:
             num_gpus=config.workers.num_gpus,
         )
         try:
-            self._handles[worker_id] = await asyncio.to_thread(actor.remote, worker_id, to_tree(config), self._store)
+            start = partial(actor.remote, worker_id, to_tree(config), self._store, release)
+            self._handles[worker_id] = await asyncio.to_thread(start)
         except (RayError, ValueError) as error:
             raise WorkerGone(cause_of(error)) from error
 

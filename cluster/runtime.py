@@ -17,8 +17,11 @@ class WorkerSilent(Exception):
 class Runtime(Protocol):
     """Workers by id. An id names one process for ever: what is started again gets another."""
 
-    async def spawn(self, worker_id: str) -> None:
-        """Begin to start a worker. Returns long before it is ready. Raises WorkerGone when it cannot be begun."""
+    async def spawn(self, worker_id: str, release: str) -> None:
+        """Begin to start a worker. Returns long before it is ready. Raises WorkerGone when it cannot be begun.
+
+        `release`: what it is made of; it tells it with its stats, under this name.
+        """
 
     async def heartbeat(self, worker_id: str, pool_id: str) -> Mapping[str, Any]:
         """The worker's stats, as soon as it has started; also renews its lease. Raises WorkerGone, WorkerSilent."""

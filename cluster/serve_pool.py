@@ -29,6 +29,7 @@ METHODS = frozenset(
         "release_result",
         "list_sessions",
         "get_session",
+        "rollout",
         "status",
         "shutdown",
     }
@@ -159,3 +160,7 @@ class ServePool:
     async def status(self) -> dict[str, object]:
         status: dict[str, object] = unwrap(await self._call("status", (), {}), StoreError)
         return status
+
+    async def rollout(self) -> dict[str, object]:
+        begun: dict[str, object] = unwrap(await self._call("rollout", (), {}), NoWorker)
+        return begun

@@ -29,7 +29,6 @@ from actors.worker.build import build_runner
 from actors.worker.kv_parcels import Parcel
 from actors.worker.shell import Ask, WorkerShell
 from configs import RemoraConfig, from_tree
-from configs.digest import worker_digest
 
 logger = logging.getLogger("remora.worker")
 
@@ -44,11 +43,12 @@ PACKING_S = 10.0
 
 
 class WorkerActor:
-    """Created detached by the pool, under a name of its own, with `max_restarts=0`: a new process is a new worker."""
+    """Created detached by the pool, under a name of its own, with `max_restarts=0`: a new process is a new worker.
+    `release` says what it is made of, for the pool that asks later."""
 
-    def __init__(self, worker_id: str, config: dict[str, Any], store: SessionStore) -> None:
+    def __init__(self, worker_id: str, config: dict[str, Any], store: SessionStore, release: str) -> None:
         self._config = from_tree(RemoraConfig, config)
-        self._digest = worker_digest(self._config)
+        self._release = release
         runner, bos_id = build_runner(self._config)
         self._shell = WorkerShell(worker_id, self._config, runner, store, bos_id=bos_id)
         self._shell.start()
@@ -82,10 +82,10 @@ class WorkerActor:
 
     @ray.method(concurrency_group="control")
     async def heartbeat(self, pool_id: str) -> dict[str, object]:
-        """Stats and the digest of its settings, and the pool's sign of life to this worker."""
+        """Stats and what it is made of, and the pool's sign of life to this worker."""
         self._heard_from_pool_at = time.monotonic()
         self._loops.add(asyncio.get_running_loop())
-        return {**self._row(), "settings": self._digest}
+        return {**self._row(), "release": self._release}
 
     @ray.method(concurrency_group="control")
     async def sentinel(self) -> None:

@@ -215,6 +215,7 @@ class WorkerShell:
             "node": socket.gethostname(),
             "pid": os.getpid(),
             "runner": info.description,
+            "weights": info.weights,
             "max_context": info.max_context,
             "max_running": self._max_running,
             "draining": self._draining,

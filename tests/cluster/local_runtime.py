@@ -21,8 +21,9 @@ from configs import RemoraConfig
 class LocalWorker:
     """`thawed` is set unless the worker is frozen; `ended` once it is dead."""
 
-    def __init__(self, shell: WorkerShell) -> None:
+    def __init__(self, shell: WorkerShell, release: str) -> None:
         self.shell = shell
+        self.release = release
         self.thawed = asyncio.Event()
         self.thawed.set()
         self.ended = asyncio.Event()
@@ -50,21 +51,22 @@ class LocalRuntime:
         self._config = config
         self._store = store
 
-    async def spawn(self, worker_id: str) -> None:
+    async def spawn(self, worker_id: str, release: str) -> None:
         self.spawned.append(worker_id)
         if self.failing_starts:
             raise WorkerGone(self.failing_starts.pop(0))
-        runner = self.make_runner(page_size=16, kv_tokens=4096, max_context=2048, step_s=self.step_s)
+        weights = self._config.workers.toy_weights
+        runner = self.make_runner(page_size=16, kv_tokens=4096, max_context=2048, step_s=self.step_s, weights=weights)
         shell = WorkerShell(worker_id, self._config, runner, self._store)
         shell.start()
-        self.workers[worker_id] = LocalWorker(shell)
+        self.workers[worker_id] = LocalWorker(shell, release)
 
     async def heartbeat(self, worker_id: str, pool_id: str) -> Mapping[str, Any]:
         await self.starts.wait()
         worker = self._worker(worker_id)
         await self._answer(worker)
         worker.heartbeats += 1
-        return worker.shell.stats()
+        return {**worker.shell.stats(), "release": worker.release}
 
     async def death(self, worker_id: str) -> str:
         worker = self.workers[worker_id]
