@@ -15,10 +15,11 @@ from starlette.routing import BaseRoute, Route
 from actors.ingress import aborts_api, service_api, sessions_api
 from actors.ingress.access_log import AccessLog, open_access_log
 from actors.ingress.auth import Gate
-from actors.ingress.chat_endpoint import ChatEndpoint
 from actors.ingress.core import Ingress
 from actors.ingress.errors import Invalid
+from actors.ingress.exchange import GenerateEndpoint
 from actors.ingress.http_io import request_id_of
+from actors.ingress.openai_routes import ChatApi, CompletionApi
 from actors.ingress.plain_routes import Handler, error_answer, plain
 
 
@@ -55,7 +56,8 @@ def _routes(ingress: Ingress) -> list[BaseRoute]:
 
     one_session = "/v1/sessions/{session_id:path}"
     return [
-        Route("/v1/chat/completions", ChatEndpoint(ingress), methods=["POST"]),
+        Route("/v1/chat/completions", GenerateEndpoint(ingress, ChatApi()), methods=["POST"]),
+        Route("/v1/completions", GenerateEndpoint(ingress, CompletionApi()), methods=["POST"]),
         route("/v1/sessions", "POST", sessions_api.open_session),
         route("/v1/sessions", "GET", sessions_api.list_sessions),
         route(f"{one_session}/fork", "POST", sessions_api.fork_session),
@@ -66,6 +68,7 @@ def _routes(ingress: Ingress) -> list[BaseRoute]:
         route("/v1/models", "GET", service_api.list_models),
         route("/v1/models/{model:path}", "GET", service_api.get_model),
         route("/v1/stats", "GET", service_api.stats),
+        route("/v1/rollouts", "POST", service_api.rollout),
         route("/health", "GET", service_api.health),
         route("/metrics", "GET", service_api.exposition),
         route("/", "GET", service_api.root),

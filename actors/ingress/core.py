@@ -6,16 +6,15 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from actors import process
-from actors.ingress.chat_messages import text_bytes
 from actors.ingress.errors import ApiError, Invalid
+from actors.ingress.generation import GenerationRequest
 from actors.ingress.keyring import Caller, KeyRing
 from actors.ingress.limits import Limiter
 from actors.ingress.metrics import Metrics, RequestMeter
-from actors.ingress.openai_chat import ChatRequest
+from actors.ingress.prompts import Continues, Prompt, total_bytes
 from actors.ingress.routing import Call, Router
 from actors.ingress.text import TextModel
 from actors.messages import Reason, Submit
@@ -66,26 +65,33 @@ class Ingress:
         meter.on_end = admission.end
         return admission.headers
 
-    async def prepare(self, request: ChatRequest, tenant: str) -> Call:
-        """Tokenise. Raises ApiError for what the template refuses and for what cannot fit."""
-        size = text_bytes(request.messages)
+    async def prepare(self, request: GenerationRequest, tenant: str) -> list[Call]:
+        """Tokenise: a call for each reply. Raises ApiError for what the template refuses and for what cannot fit."""
+        size = total_bytes(request.prompts)
         most = self.text.max_context * self.text.max_token_bytes
-        if size > most:
-            message = (
-                f"The messages are {size} bytes of text; a context of {self.text.max_context} tokens never holds it."
-            )
-            raise ApiError(Reason.TOO_LARGE, message, param="messages")
+        for prompt in request.prompts:
+            if prompt.size_bytes > most:
+                message = (
+                    f"This is {prompt.size_bytes} bytes of text; a context of {self.text.max_context} tokens never "
+                    "holds it."
+                )
+                raise ApiError(Reason.TOO_LARGE, message, param=prompt.field)
         try:
             if size <= INLINE_RENDER_BYTES:
-                prompt = self._render(request)
+                rendered = self._render(request)
             else:
-                prompt = await asyncio.get_running_loop().run_in_executor(self._tokenisers, self._render, request)
+                rendered = await asyncio.get_running_loop().run_in_executor(self._tokenisers, self._render, request)
         except ValueError as error:
             raise refused_by_template(str(error)) from error
         affinity = f"{tenant}\n{request.affinity}" if request.affinity is not None else None
-        submit = _submit(request, tenant, self.keys.weight(tenant), prompt.ids)
         resume = request.resume or not request.stream  # Of a whole answer nothing is shown before the end.
-        return Call(submit, request.session, affinity, prompt.turn_refused, resume)
+        weight = self.keys.weight(tenant)
+        calls = []
+        for index in range(request.replies):
+            prompt_of = rendered[index // request.choices]
+            submit = _submit(request, index, tenant, weight, prompt_of.ids)
+            calls.append(Call(submit, request.session, affinity, prompt_of.turn_refused, resume))
+        return calls
 
     async def close(self) -> None:
         """End what runs with `Reason.SHUTDOWN`. Nothing can be started afterwards."""
@@ -104,45 +110,29 @@ class Ingress:
             "process": process.figures([asyncio.get_running_loop()]),
         }
 
-    def _render(self, request: ChatRequest) -> Prompt:
-        """For a turn both forms, because only the worker knows whether there is history to append to. Raises
-        ValueError when the template refuses the messages as a beginning, unless they go on from a named turn."""
-        template, use = self.text.template, request.session
-        if use is not None and not use.from_head and use.parent is not None:
-            turn = template.render_turn(request.messages)
-            return Prompt({"input_ids": tuple(turn.input_ids), "close_ids": tuple(turn.close_ids)})
-        root = tuple(template.render_root(request.messages))
-        if use is None:
-            return Prompt({"input_ids": root})
-        if use.create or not use.from_head:
-            return Prompt({"input_ids": root, "root_ids": root})
-        try:
-            turn = template.render_turn(request.messages)
-        except ValueError as error:
-            return Prompt({"input_ids": root, "root_ids": root}, turn_refused=str(error))
-        return Prompt({"input_ids": tuple(turn.input_ids), "root_ids": root, "close_ids": tuple(turn.close_ids)})
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """The id fields of a `Submit`. `turn_refused`: these messages can begin a conversation but not go on with one
-    (a system message, in most templates), and why."""
-
-    ids: dict[str, tuple[int, ...]]
-    turn_refused: str = ""
+    def _render(self, request: GenerationRequest) -> list[Prompt]:
+        """Each prompt's ids. Raises ValueError for what the template refuses."""
+        use = request.session
+        continues = None
+        if use is not None:
+            named = not use.from_head and use.parent is not None
+            continues = Continues(use.from_head, fresh=not named and (use.create or not use.from_head))
+        return [prompt.render(self.text, continues) for prompt in request.prompts]
 
 
 def refused_by_template(why: str) -> ApiError:
     return Invalid("messages", f"The model's chat template refuses these messages: {why}")
 
 
-def _submit(request: ChatRequest, tenant: str, weight: float, ids: dict[str, Any]) -> Submit:
+def _submit(request: GenerationRequest, index: int, tenant: str, weight: float, ids: dict[str, Any]) -> Submit:
+    rid, sampling = request.part(index)
     return Submit(
         key="",
         ingress="",
-        rid=request.rid,
+        rid=rid,
+        batch="" if rid == request.rid else request.rid,
         tenant=tenant,
-        sampling=request.sampling,
+        sampling=sampling,
         priority=request.priority,
         cache_salt=request.cache_salt,
         digest=request.digest,

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from actors.messages import Finished, Outcome, Reason, Stage
+from actors.ports import WeightsGone
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,16 @@ def model_not_found(name: str, served: str) -> ApiError:
     shown = name if len(name) <= 100 else name[:100] + "…"
     message = f"The model `{shown}` does not exist here. Served: `{served}`."
     return Invalid("model", message, code="model_not_found", status=404)
+
+
+def weights_gone(gone: WeightsGone) -> ApiError:
+    """A session is never gone on with by other weights than it is pinned to, and not in silence (rule T6)."""
+    message = (
+        f"This session is pinned to the model's weights {gone}, which are not served any more. "
+        "It can be read and closed; a conversation with the present weights needs a new session."
+    )
+    code = "weights_gone"
+    return ApiError(Reason.INVALID, message, param="session.id", stage=Stage.ROUTING, code=code, status=409)
 
 
 def is_answer(finished: Finished) -> bool:

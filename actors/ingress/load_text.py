@@ -28,6 +28,7 @@ def load_text_model(config: RemoraConfig) -> TextModel:
         vocab_size=tokenizer.vocab_size,
         max_context=_max_context(folder.path, config.model.max_context),
         max_token_bytes=max(map(len, vocab_bytes)),
+        encode=tokenizer.encode_prompt,
     )
 
 

@@ -82,7 +82,7 @@ class RequestMeter:
         self.arrived = clock()
         self.first_token_s: float | None = None
         """When the first output token came, in seconds after the request."""
-        self._last_token: float | None = None
+        self._last_token_s: float | None = None
         self.ended = False
         self.on_end: Callable[[int], None] | None = None
         """Told once, at the end, how many tokens the request cost."""
@@ -92,19 +92,21 @@ class RequestMeter:
     def elapsed_s(self) -> float:
         return self._clock() - self.arrived
 
-    def tokens(self, count: int) -> None:
-        """Output tokens came in."""
-        now = self._clock()
-        if self._last_token is None:
-            self.first_token_s = now - self.arrived
-            self._metrics.first_token.observe(now - self.arrived)
-        else:
-            self._metrics.between_tokens.observe((now - self._last_token) / count)
-        self._last_token = now
+    def tokens(self, count: int, last_s: float | None = None) -> None:
+        """Output tokens came in. `last_s`: when the same reply's last ones did, in seconds after the request; where
+        there is one reply only, it is known here."""
+        now = self.elapsed_s()
+        last_s = self._last_token_s if last_s is None else last_s
+        if self.first_token_s is None:
+            self.first_token_s = now
+            self._metrics.first_token.observe(now)
+        elif last_s is not None:
+            self._metrics.between_tokens.observe((now - last_s) / count)
+        self._last_token_s = now
 
     def charge(self, finished: Finished) -> None:
-        """What the request cost its tenant, whatever name its end goes by."""
-        self._cost = _cost(finished)
+        """What a reply cost the request's tenant, whatever name its end goes by."""
+        self._cost += _cost(finished)
 
     def end(self, outcome: Outcome, reason: Reason | None = None, stage: Stage | None = None) -> None:
         if not self.ended:
@@ -114,13 +116,17 @@ class RequestMeter:
             if self.on_end is not None:
                 self.on_end(self._cost)
 
+    def count(self, finished: Finished) -> None:
+        """Tokens of a reply that has ended."""
+        counted = self._metrics.tokens
+        counted.labels("prompt").inc(finished.prompt_tokens)
+        counted.labels("cached").inc(finished.cached_tokens)
+        counted.labels("completion").inc(finished.completion_tokens)
+
     def end_with(self, finished: Finished) -> None:
         """The worker's own account of the end, token counts included."""
         if not self.ended:
-            counted = self._metrics.tokens
-            counted.labels("prompt").inc(finished.prompt_tokens)
-            counted.labels("cached").inc(finished.cached_tokens)
-            counted.labels("completion").inc(finished.completion_tokens)
+            self.count(finished)
             self.charge(finished)
         self.end(finished.outcome, finished.reason, finished.stage)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.ingress.errors import ApiError
-from actors.ingress.metrics import RequestMeter
+from actors.ingress.part_meters import Meter
 from actors.messages import Reason, Stage, Submit
 from configs.schema import TimeoutConfig
 
@@ -13,7 +13,7 @@ from configs.schema import TimeoutConfig
 class Patience:
     """The waiting clock runs until the first token; after that, only a worker that was lost makes it look again."""
 
-    def __init__(self, submit: Submit, meter: RequestMeter, timeouts: TimeoutConfig, park_s: float) -> None:
+    def __init__(self, submit: Submit, meter: Meter, timeouts: TimeoutConfig, park_s: float) -> None:
         self._submit = submit
         self._meter = meter
         self._timeouts = timeouts

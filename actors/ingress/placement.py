@@ -17,16 +17,17 @@ def affinity_key(
     headers: Mapping[str, str],
     header_names: Sequence[str],
     prompt_cache_key: str | None,
-    messages: Sequence[Mapping[str, Any]],
+    begins_with: str | None,
 ) -> str | None:
-    """What says that two requests share a prefix, in order of how explicit it is; None if nothing does."""
+    """What says that two requests share a prefix, in order of how explicit it is; None if nothing does. `begins_with`:
+    what prompts that begin alike have in common."""
     for name in header_names:
         value = headers.get(name)
         if value:
             return f"header:{value}"
     if prompt_cache_key:
         return f"cache:{prompt_cache_key}"
-    return _opening(messages)
+    return begins_with
 
 
 def ready(members: Sequence[Member]) -> list[Member]:
@@ -57,7 +58,7 @@ def choose(key: str | None, loads: Mapping[str, int]) -> str | None:
     return min(loads, key=lambda worker_id: (loads[worker_id], worker_id))
 
 
-def _opening(messages: Sequence[Mapping[str, Any]]) -> str | None:
+def opening(messages: Sequence[Mapping[str, Any]]) -> str | None:
     """A hash of the system prompt and the first user message: the same for every turn of a stateless conversation."""
     digest = hashlib.blake2b(digest_size=16)
     found = False

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from actors.ingress.core import Ingress
-from actors.ingress.errors import GENERIC_INTERNAL, ApiError
+from actors.ingress.errors import GENERIC_INTERNAL, ApiError, weights_gone
 from actors.ingress.http_io import ClientGone, read_body, request_id_of
 from actors.ingress.validate import Fields, parse_object
 from actors.messages import Reason, Stage
-from actors.ports import NoWorker
+from actors.ports import NoWorker, WeightsGone
 from actors.records import StoreError
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ def plain(ingress: Ingress, handler: Handler) -> Callable[[Request], Awaitable[R
             answer = await handler(ingress, request)
         except ApiError as error:
             answer = error_answer(error, request_id)
+        except WeightsGone as gone:
+            answer = error_answer(weights_gone(gone), request_id)
         except NoWorker:
             text = "No worker is ready. Please try again."
             answer = error_answer(ApiError(Reason.WORKER_LOST, text, stage=Stage.ROUTING), request_id)

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from actors.ingress import placement
 from actors.ingress.channel import Channels, spawn
-from actors.ingress.errors import ApiError
-from actors.ingress.metrics import RequestMeter
+from actors.ingress.errors import ApiError, weights_gone
+from actors.ingress.part_meters import Meter
 from actors.ingress.running import Running
 from actors.messages import OnBusy, Reason, SessionMode, Stage, Submit, TurnOf
-from actors.ports import Member, NoWorker, Placement, PoolPort, SessionLimit
+from actors.ports import Member, NoWorker, Placement, PoolPort, SessionLimit, WeightsGone
 from actors.records import SessionExists, SessionUnknown, StoreError
 from configs.schema import ClusterConfig, TimeoutConfig
 
@@ -103,7 +103,7 @@ class Router:
         self._refreshing: asyncio.Task[None] | None = None
         self._placements: OrderedDict[tuple[str, str], Placement] = OrderedDict()
 
-    def start(self, call: Call, meter: RequestMeter, on_retry: Callable[[], None]) -> Running:
+    def start(self, call: Call, meter: Meter, on_retry: Callable[[], None]) -> Running:
         """Raises ApiError once `stop` was called."""
         if self._stopped:
             raise ApiError(Reason.SHUTDOWN, "The server is shutting down.", stage=Stage.ROUTING)
@@ -208,6 +208,8 @@ class Router:
                 param="session.id",
                 stage=Stage.ROUTING,
             ) from None
+        except WeightsGone as gone:
+            raise weights_gone(gone) from None
         except StoreError as error:
             raise store_failed() from error
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from actors.ingress.channel import Batch, Line, Pump, spawn
 from actors.ingress.errors import ApiError
-from actors.ingress.metrics import RequestMeter
+from actors.ingress.part_meters import Meter
 from actors.ingress.patience import Patience
 from actors.ingress.repeating import may_repeat, was_misplaced
 from actors.ingress.results import Keeper, rest_of
@@ -35,7 +35,7 @@ class Running:
     nobody listens any more.
     """
 
-    def __init__(self, router: Router, call: Call, meter: RequestMeter, on_retry: Callable[[], None]) -> None:
+    def __init__(self, router: Router, call: Call, meter: Meter, on_retry: Callable[[], None]) -> None:
         self.call = call
         self.worker_id: str | None = None
         self.delivered = 0

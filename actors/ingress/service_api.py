@@ -78,6 +78,13 @@ async def stats(ingress: Ingress, request: Request) -> Response:
     return JsonAnswer({**await ingress.pool.status(), "ingress": ingress.stats()})
 
 
+async def rollout(ingress: Ingress, request: Request) -> Response:
+    """POST: replace every worker by a new one, one after another. 202 with how it stands; /v1/stats tells how it goes
+    on (`pool.rollout`)."""
+    require_admin(caller_of(request.scope), "A rollout")
+    return JsonAnswer({"object": "rollout", **await ingress.pool.rollout()}, 202)
+
+
 def _own_use(ingress: Ingress, tenant: str) -> dict[str, object]:
     usage = ingress.limiter.usage(tenant)
     return {"name": tenant, "open_requests": usage.open, "limits": asdict(usage.limits)}

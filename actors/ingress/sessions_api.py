@@ -13,7 +13,7 @@ from starlette.responses import Response
 from actors.ingress.auth import caller_of
 from actors.ingress.core import Ingress
 from actors.ingress.errors import GENERIC_INTERNAL, ApiError, Invalid
-from actors.ingress.openai_chat import read_capacity, read_idle_timeout
+from actors.ingress.generation import read_capacity, read_idle_timeout
 from actors.ingress.plain_routes import JsonAnswer, body_fields
 from actors.ingress.routing import SessionUse
 from actors.ingress.validate import check_identifier
@@ -198,6 +198,7 @@ def _described(record: SessionRecord, info: SessionInfo | None) -> dict[str, Any
         "epoch": record.epoch,
         "generation": record.generation,
         "head": known.head if known else record.head,
+        "weights": record.weights or None,
         "running_rid": info.running_rid if info else None,
         "queued": info.queued if info else None,
         "idle_s": info.idle_s if info else None,

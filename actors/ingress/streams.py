@@ -1,21 +1,17 @@
-"""Events of one request → an SSE stream (rules E3, A8, I2)."""
+"""Events of a request → an SSE stream (rules E3, A8, I2)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from starlette.types import Send
 
-from actors.ingress import chat_answer
 from actors.ingress.channel import Batch
-from actors.ingress.chat_answer import Head
+from actors.ingress.choices import Choice, News
 from actors.ingress.errors import ApiError, from_finished, is_answer
 from actors.ingress.http_io import send_start
 from actors.ingress.lifeline import Lifeline
-from actors.ingress.running import Running
-from actors.ingress.text import Decoder
-from actors.messages import Finished
+from actors.ingress.voice import Voice
 
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -36,110 +32,84 @@ class SseWriter:
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
 
-class ChatStream:
-    """One streamed chat answer. The first token goes out at once, later ones at most every `flush_s`."""
+class AnswerStream:
+    """One streamed answer. Each reply's first token goes out at once, later ones at most every `flush_s`."""
 
     def __init__(
         self,
-        running: Running,
+        choices: Sequence[Choice],
         life: Lifeline,
-        head: Head,
-        decoder: Decoder,
+        voice: Voice,
         *,
         headers: Mapping[str, str],
         request_id: str,
-        include_usage: bool,
         flush_s: float,
         keepalive_after_s: float,
     ) -> None:
-        self._running = running
+        self._choices = choices
         self._life = life
-        self._head = head
-        self._decoder = decoder
+        self._voice = voice
         self._request_id = request_id
-        self._include_usage = include_usage
         self._flush_s = flush_s
         self._keepalive_s = keepalive_after_s or None
         self._writer = SseWriter(life.send, headers)
-        self._text: list[str] = []
-        self._said_role = False
+        self._failure: ApiError | None = None
 
     async def run(self) -> None:
         """Raises ApiError only while a real HTTP status can still be sent."""
-        hold_s = 0.0
-        while True:
-            try:
-                batch = await self._running.take(hold_s=hold_s, timeout_s=self._keepalive_s)
-            except ApiError as error:
-                await self._fail(error, b"")
-                return
-            if batch.end is not None:
-                await self._finish(batch, batch.end)
-                return
-            if batch.ids:
-                hold_s = self._flush_s
-                self._running.on_backlog(self._life.backlog)
-                await self._write(self._content(self._decoder.push(batch.ids)))
-            else:
-                await self._write(chat_answer.KEEP_ALIVE)
+        news = News(self._choices)
+        try:
+            while not news.over and self._failure is None:
+                await self._tell(news)
+        finally:
+            await news.stop()
 
-    async def _finish(self, batch: Batch, end: Finished) -> None:
-        text = (self._decoder.push(batch.ids) if batch.ids else "") + self._decoder.finish(end.matched)
-        if not is_answer(end):
-            data = self._content(text) if batch.ids or self._said_role else b""
-            delivered = self._running.delivered
-            await self._fail(from_finished(end, "".join(self._text), delivered), data)
+    async def _tell(self, news: News) -> None:
+        try:
+            fresh = await news.next(hold_s=self._flush_s, timeout_s=self._keepalive_s)
+        except ApiError as error:
+            self._failure = error
+            await self._fail(error, b"")
             return
-        data = self._content(text)
-        data += self._head.chunk({}, chat_answer.finish_reason(end), **extras_of(self._running, end))
-        if self._include_usage:
-            data += self._head.chunk(None, usage=chat_answer.usage(end))
-        await self._write(data + chat_answer.DONE, last=True)
-
-    async def _fail(self, error: ApiError, text: bytes) -> None:
-        """An error event, or, when nothing was sent or made yet, the error itself."""
-        if not self._writer.started and not text:
-            raise error
-        event = chat_answer.error_event(error, self._request_id)
-        await self._write(text + event + chat_answer.DONE, last=True)
-
-    def _content(self, text: str) -> bytes:
+        if not fresh:
+            await self._write(self._voice.waits())
+            return
         data = b""
-        if not self._said_role:
-            self._said_role = True
-            data = self._head.chunk({"role": "assistant", "content": ""})
-        if text:
-            self._text.append(text)
-            data += self._head.chunk({"content": text})
-        return data
+        for choice, batch in fresh:
+            data += self._of(choice, batch)
+            if self._failure is not None:
+                await self._fail(self._failure, data)
+                return
+        if news.over:
+            await self._write(data + self._voice.closes(self._choices), last=True)
+        else:
+            await self._write(data)
+
+    def _of(self, choice: Choice, batch: Batch) -> bytes:
+        """What one choice's batch looks like. Notes the failure that it ends with, if it does."""
+        parts, end = choice.read(batch), batch.end
+        choice.running.on_backlog(self._life.backlog)
+        if end is not None and not is_answer(end):
+            self._failure = from_finished(end, choice.text, choice.running.delivered)
+            if not batch.ids and not choice.opened:
+                return b""
+        data = b"" if choice.opened else self._voice.opens(choice)
+        choice.opened = True
+        data += self._voice.says(choice, parts)
+        return data if end is None or self._failure is not None else data + self._voice.ends(choice)
+
+    async def _fail(self, error: ApiError, data: bytes) -> None:
+        """An error event, or, when nothing was sent or made yet, the error itself."""
+        if not self._writer.started and not data:
+            raise error
+        await self._write(data + self._voice.fails(error, self._request_id), last=True)
 
     async def _write(self, data: bytes, *, last: bool = False) -> None:
         if data:
-            await self._writer.write(data, worker_header(self._running), last=last)
+            await self._writer.write(data, worker_header(self._choices), last=last)
 
 
-async def gather_text(running: Running, decoder: Decoder) -> tuple[str, Finished]:
-    """The whole text and the end, for a unary answer. Nobody sees the pieces, so they are taken in large ones."""
-    parts: list[str] = []
-    hold_s = 0.0
-    while True:
-        batch = await running.take(hold_s=hold_s)
-        hold_s = 0.25
-        if batch.ids:
-            parts.append(decoder.push(batch.ids))
-        if batch.end is not None:
-            parts.append(decoder.finish(batch.end.matched))
-            return "".join(parts), batch.end
-
-
-def worker_header(running: Running) -> dict[str, str]:
-    return {"x-remora-worker": running.worker_id} if running.worker_id else {}
-
-
-def extras_of(running: Running, end: Finished) -> dict[str, Any]:
-    """Fields of our own in an answer: `session` for turns, `replayed` for stored answers (rule T2)."""
-    use = running.call.session
-    extras: dict[str, Any] = {"replayed": True} if end.replayed else {}
-    if use is not None:
-        extras["session"] = {"id": use.session_id, "turn": end.turn, "worker": running.worker_id}
-    return extras
+def worker_header(choices: Sequence[Choice]) -> dict[str, str]:
+    """Where the first reply is made."""
+    worker_id = choices[0].running.worker_id
+    return {"x-remora-worker": worker_id} if worker_id else {}

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+Messages = Sequence[Mapping[str, Any]]
+
 
 class Turn(Protocol):
     """Ids that go on with a conversation: `close_ids` end the previous message, `input_ids` are what is new."""
@@ -20,10 +22,14 @@ class Turn(Protocol):
 class Template(Protocol):
     """A chat template. Both raise ValueError, with a message for people, for messages that the template refuses."""
 
-    def render_root(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-        """A whole conversation, up to where the assistant's reply begins."""
+    def render_root(
+        self, messages: Messages, tools: Sequence[Any] | None = None, extra: Mapping[str, Any] | None = None
+    ) -> Sequence[int]:
+        """A whole conversation, up to where the assistant's reply begins. `extra`: more variables of the template."""
 
-    def render_turn(self, messages: Sequence[Mapping[str, Any]]) -> Turn:
+    def render_turn(
+        self, messages: Messages, tools: Sequence[Any] | None = None, extra: Mapping[str, Any] | None = None
+    ) -> Turn:
         """New messages of a conversation that exists already."""
 
 
@@ -38,7 +44,8 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """`max_context` is in tokens; `max_token_bytes` the longest text one token can stand for."""
+    """`max_context` is in tokens; `max_token_bytes` the longest text one token can stand for. `encode`: the ids of a
+    text that stands alone; control tokens spelled in it are text."""
 
     name: str
     template: Template
@@ -46,3 +53,4 @@ class TextModel:
     vocab_size: int
     max_context: int
     max_token_bytes: int
+    encode: Callable[[str], Sequence[int]]

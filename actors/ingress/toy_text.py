@@ -21,14 +21,25 @@ class LineTurn:
 
 
 class LineTemplate:
-    """`role: content` per line; the reply follows `assistant: `. Refuses a system message that is not the first."""
+    """`role: content` per line; the reply follows `assistant: `. Refuses a system message that is not the first, and
+    has no place for tools."""
 
-    def render_root(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def render_root(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         if any(message["role"] == "system" for message in messages[1:]):
             raise ValueError("only the first message may be a system message")
         return list(self._lines(messages).encode())
 
-    def render_turn(self, messages: Sequence[Mapping[str, Any]]) -> LineTurn:
+    def render_turn(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> LineTurn:
         if any(message["role"] == "system" for message in messages):
             raise ValueError("a conversation that has begun takes no system message")
         return LineTurn(tuple(b"\n"), tuple(self._lines(messages).encode()))
@@ -45,4 +56,5 @@ def toy_text(name: str = "toy", max_context: int = TOY_MAX_CONTEXT) -> TextModel
         vocab_size=TOY_VOCAB_SIZE,
         max_context=max_context,
         max_token_bytes=1,
+        encode=lambda plain: list(plain.encode()),
     )

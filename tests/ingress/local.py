@@ -184,6 +184,10 @@ class LocalPool:
     async def get_session(self, tenant: str, session_id: str) -> SessionRecord:
         return self.store.get(tenant, session_id)
 
+    async def rollout(self) -> dict[str, object]:
+        """Its workers stay."""
+        return {"state": "done"}
+
     async def status(self) -> dict[str, object]:
         return {"workers": [await self.workers[worker_id].stats() for worker_id in self._living()], "pool": {}}
 

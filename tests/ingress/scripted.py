@@ -152,6 +152,7 @@ class ScriptedPool:
         self.sessions: dict[str, SessionRecord] = {}
         self.places = 0
         self.wakes = 0
+        self.rollouts = 0
         self.max_sessions: list[int | None] = []
         """The limit that each open and fork came with."""
         self.ready = True
@@ -248,6 +249,10 @@ class ScriptedPool:
         if session_id not in self.sessions:
             raise SessionUnknown(session_id)
         return self.sessions[session_id]
+
+    async def rollout(self) -> dict[str, object]:
+        self.rollouts += 1
+        return {"state": "running", "stale_workers": len(self.workers)}
 
     async def status(self) -> dict[str, object]:
         return {"workers": [await worker.stats() for worker in self.workers.values()], "pool": {}}

@@ -54,6 +54,10 @@ SCOPED = {
             generates=True,
         ),
     ],
+    "POST /v1/completions": [
+        Way("/v1/completions", {"prompt": "and then?", "session": {"id": "{name}"}}, generates=True),
+        Way("/v1/completions", {"prompt": [65], "stream": True, "session": NAMED}, generates=True),
+    ],
     "GET /v1/sessions/{session_id:path}": [Way("/v1/sessions/{name}")],
     "DELETE /v1/sessions/{session_id:path}": [
         Way("/v1/sessions/{name}"),
@@ -79,6 +83,7 @@ OWN = {
 }
 OPERATORS = {
     "GET /v1/stats": "see test_who_sees_the_stats_of_all",
+    "POST /v1/rollouts": "see test_a_rollout_is_for_operators",
     "GET /metrics": "see test_who_sees_the_stats_of_all",
 }
 SAME_FOR_ALL = {"GET /v1/models", "GET /v1/models/{model:path}", "GET /health", "GET /"}

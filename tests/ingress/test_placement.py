@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.ingress.placement import LOAD_SLACK, affinity_key, choose, ready, rendezvous
+from actors.ingress.placement import LOAD_SLACK, affinity_key, choose, opening, ready, rendezvous
+from actors.ingress.prompts import PREFIX_CHARACTERS, IdsPrompt, TextPrompt
 from actors.ports import Member
 
 KEYS = [f"key-{number}" for number in range(2000)]
@@ -78,13 +79,27 @@ def test_only_ready_workers_take_requests() -> None:
 
 def test_affinity_comes_from_headers_then_the_cache_key_then_the_opening() -> None:
     """P5."""
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     both = {"x-session-id": "1", "x-other": "2"}
-    assert affinity_key(both, HEADERS, "k", messages) == "header:1"
-    assert affinity_key({"x-other": "2"}, HEADERS, "k", messages) == "header:2"
-    assert affinity_key({}, HEADERS, "k", messages) == "cache:k"
-    opening = affinity_key({}, HEADERS, None, messages)
-    assert opening == affinity_key({}, HEADERS, None, [*messages, {"role": "assistant", "content": "a"}])
-    assert opening != affinity_key({}, HEADERS, None, [messages[0], {"role": "user", "content": "v"}])
-    assert opening != affinity_key({}, HEADERS, None, messages[1:])
-    assert affinity_key({}, HEADERS, None, [{"role": "assistant", "content": "a"}]) is None
+    assert affinity_key(both, HEADERS, "k", "opening:x") == "header:1"
+    assert affinity_key({"x-other": "2"}, HEADERS, "k", "opening:x") == "header:2"
+    assert affinity_key({}, HEADERS, "k", "opening:x") == "cache:k"
+    assert affinity_key({}, HEADERS, None, "opening:x") == "opening:x"
+    assert affinity_key({}, HEADERS, None, None) is None
+
+
+def test_conversations_that_begin_alike_have_one_opening() -> None:
+    """P5: the system prompt and the first user message."""
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    assert opening(messages) == opening([*messages, {"role": "assistant", "content": "a"}])
+    assert opening(messages) != opening([messages[0], {"role": "user", "content": "v"}])
+    assert opening(messages) != opening(messages[1:])
+    assert opening([{"role": "assistant", "content": "a"}]) is None
+
+
+def test_plain_prompts_that_begin_alike_have_one_opening() -> None:
+    """P5: text, and ids."""
+    long = "x" * PREFIX_CHARACTERS
+    assert TextPrompt(long + "a").opening == TextPrompt(long + "b").opening
+    assert TextPrompt("a").opening != TextPrompt("b").opening
+    assert IdsPrompt((1,) * PREFIX_CHARACTERS + (2,)).opening == IdsPrompt((1,) * PREFIX_CHARACTERS + (3,)).opening
+    assert TextPrompt("").opening is None

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.ingress.errors import ApiError
-from actors.ingress.openai_chat import ChatRequest, read_chat
+from actors.ingress.generation import GenerationRequest
+from actors.ingress.openai_chat import read_chat
 from actors.ingress.toy_text import toy_text
 from actors.ingress.validate import parse_object
 from actors.messages import OnBusy, SessionMode
@@ -23,7 +24,7 @@ USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
-def read(headers: dict[str, str] | None = None, config: RemoraConfig | None = None, **fields: Any) -> ChatRequest:
+def read(headers: dict[str, str] | None = None, config: RemoraConfig | None = None, **fields: Any) -> GenerationRequest:
     tree = {"messages": [USER], **fields}
     return read_chat(tree, headers or {}, text=toy_text(max_context=1000), config=config or RemoraConfig())
 
@@ -82,7 +83,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("stop[1]", {"stop": ["a", ""]}),
     ("stop", {"stop": ["a"] * 17}),
     ("stop", {"stop": 3}),
-    ("n", {"n": 2}),
+    ("n", {"n": 129}),
     ("n", {"n": 0}),
     ("stream", {"stream": "yes"}),
     ("stream_options", {"stream_options": []}),
@@ -177,7 +178,7 @@ def test_odd_but_legal_messages_are_taken() -> None:
         {"role": "tool", "content": "4", "tool_call_id": "c"},
         {"role": "assistant", "content": "four"},
     ]
-    messages = read(messages=odd).messages
+    messages = read(messages=odd).prompts[0].messages
     assert messages[0] == {"role": "system", "content": "be brief"}
     assert messages[1] == {"role": "user", "content": "a\nb", "name": "ann"}
     assert messages[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}

@@ -1,47 +1,52 @@
-"""POST /v1/chat/completions: from bytes in to bytes out, with one ending whatever happens (rules E1, E6)."""
+"""A route that generates: from bytes in to bytes out, with one ending whatever happens (rules E1, E6)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from actors.ingress.auth import caller_of
-from actors.ingress.chat_answer import Head
+from actors.ingress.choices import Choice, whole
 from actors.ingress.core import Ingress, refused_by_template
 from actors.ingress.errors import GENERIC_INTERNAL, ApiError, from_finished, is_answer
-from actors.ingress.http_io import ClientGone, read_body, request_id_of, send_error, send_whole
+from actors.ingress.generation import GenerationRequest
+from actors.ingress.http_io import ClientGone, read_body, request_id_of, send_json, send_whole
 from actors.ingress.keyring import Caller
 from actors.ingress.lifeline import Lifeline
 from actors.ingress.metrics import RequestMeter
-from actors.ingress.openai_chat import ChatRequest, read_chat
+from actors.ingress.part_meters import part_meters
 from actors.ingress.routing import Call
 from actors.ingress.running import Running
-from actors.ingress.streams import ChatStream, extras_of, gather_text, worker_header
+from actors.ingress.streams import AnswerStream, worker_header
 from actors.ingress.validate import parse_object
+from actors.ingress.voice import Api, Voice
 from actors.messages import Outcome, Reason, Stage
 
 log = logging.getLogger(__name__)
 
 
-class ChatEndpoint:
-    """The ASGI callable of the route."""
+class GenerateEndpoint:
+    """The ASGI callable of a route."""
 
-    def __init__(self, ingress: Ingress) -> None:
+    def __init__(self, ingress: Ingress, api: Api) -> None:
         self._ingress = ingress
+        self._api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await ChatExchange(self._ingress, caller_of(scope), Headers(scope=scope), receive, send).run()
+        await Exchange(self._ingress, self._api, caller_of(scope), Headers(scope=scope), receive, send).run()
 
 
-class ChatExchange:
+class Exchange:
     """One request and its answer."""
 
-    def __init__(self, ingress: Ingress, caller: Caller, headers: Headers, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, ingress: Ingress, api: Api, caller: Caller, headers: Headers, receive: Receive, send: Send
+    ) -> None:
         self._ingress = ingress
+        self._api = api
         self._caller = caller
         self._headers = headers
         self._receive = receive
@@ -49,7 +54,7 @@ class ChatExchange:
         self._request_id = request_id_of(headers)
         self._answer_headers = {"x-request-id": self._request_id}
         self._meter: RequestMeter = ingress.metrics.request(ingress.clock)
-        self._running: Running | None = None
+        self._running: list[Running] = []
         self._started = False
 
     async def run(self) -> None:
@@ -64,15 +69,15 @@ class ChatExchange:
                 raise
         except Exception:
             log.exception("request %s failed in the ingress", self._request_id)
-            stage = self._running.stage if self._running is not None else Stage.INGRESS
+            stage = self._running[0].stage if self._running else Stage.INGRESS
             self._meter.end(Outcome.ABORT, Reason.INTERNAL, stage)
             await self._refuse(ApiError(Reason.INTERNAL, GENERIC_INTERNAL, stage=stage))
 
     async def _serve(self) -> None:
-        config = self._ingress.config
-        self._answer_headers.update(self._ingress.admit(self._caller, self._meter))
+        ingress, config = self._ingress, self._ingress.config
+        self._answer_headers.update(ingress.admit(self._caller, self._meter))
         body = await read_body(self._headers, self._receive, config.ingress.max_body_bytes)
-        request = read_chat(parse_object(body), self._headers, text=self._ingress.text, config=config)
+        request = self._api.read(parse_object(body), self._headers, ingress.text, config)
         life = Lifeline(
             self._receive,
             self._tracked_send,
@@ -84,45 +89,51 @@ class ChatExchange:
         if life.gone:
             self._client_gone()
 
-    async def _answer(self, request: ChatRequest, life: Lifeline) -> None:
-        call = await self._ingress.prepare(request, self._caller.tenant)
-        running = self._ingress.router.start(call, self._meter, self._ingress.metrics.retries.inc)
-        self._running = running
+    async def _answer(self, request: GenerationRequest, life: Lifeline) -> None:
+        calls = await self._ingress.prepare(request, self._caller.tenant)
+        voice = self._api.voice(request, self._ingress.text)
         try:
+            choices = self._start(request, calls, voice)
             if request.stream:
-                await self._stream(request, running, life)
+                await self._stream(choices, voice, life)
             else:
-                await self._whole(request, running, life)
+                await self._whole(choices, voice, life)
         except ApiError as error:
-            raise _as_asked(error, request, call) from None
+            raise _as_asked(error, request, calls[0]) from None
         finally:
-            running.abandon()
+            for running in self._running:
+                running.abandon()
 
-    async def _stream(self, request: ChatRequest, running: Running, life: Lifeline) -> None:
+    def _start(self, request: GenerationRequest, calls: list[Call], voice: Voice) -> list[Choice]:
+        """Send every reply on its way."""
+        choices = []
+        for index, (call, meter) in enumerate(zip(calls, part_meters(self._meter, len(calls)), strict=True)):
+            running = self._ingress.router.start(call, meter, self._ingress.metrics.retries.inc)
+            self._running.append(running)
+            decoder = self._ingress.text.decoder(request.sampling.stop)
+            choices.append(Choice(index, running, decoder, voice.reader(), prompt=index // request.choices))
+        return choices
+
+    async def _stream(self, choices: list[Choice], voice: Voice, life: Lifeline) -> None:
         config = self._ingress.config.ingress
-        stream = ChatStream(
-            running,
+        stream = AnswerStream(
+            choices,
             life,
-            self._head(request),
-            self._ingress.text.decoder(request.sampling.stop),
+            voice,
             headers=self._answer_headers,
             request_id=self._request_id,
-            include_usage=request.include_usage,
             flush_s=config.flush_s,
             keepalive_after_s=config.keepalive_after_s,
         )
         await stream.run()
 
-    async def _whole(self, request: ChatRequest, running: Running, life: Lifeline) -> None:
-        text, end = await gather_text(running, self._ingress.text.decoder(request.sampling.stop))
-        self._answer_headers.update(worker_header(running))
-        if not is_answer(end):
-            raise from_finished(end, text, running.delivered)
-        body = self._head(request).answer(text, end, **extras_of(running, end))
-        await send_whole(life.send, 200, body, self._answer_headers)
-
-    def _head(self, request: ChatRequest) -> Head:
-        return Head(request.rid, int(time.time()), self._ingress.text.name)
+    async def _whole(self, choices: list[Choice], voice: Voice, life: Lifeline) -> None:
+        await whole(choices)
+        self._answer_headers.update(worker_header(choices))
+        for choice in choices:
+            if choice.end is not None and not is_answer(choice.end):
+                raise from_finished(choice.end, choice.text, choice.running.delivered)
+        await send_whole(life.send, 200, voice.whole(choices), self._answer_headers)
 
     async def _tracked_send(self, message: Message) -> None:
         self._started = True
@@ -131,15 +142,16 @@ class ChatExchange:
     async def _refuse(self, error: ApiError) -> None:
         """The error as a real HTTP status; a response that has begun can only be cut."""
         if not self._started:
-            await send_error(self._send, error, self._request_id, self._answer_headers)
+            body = self._api.refusal(error, self._request_id)
+            await send_json(self._send, error.status, body, {**self._answer_headers, **error.headers()})
 
     def _client_gone(self) -> None:
         """Count the end, unless a worker has the request: then its account of the end is the one that counts."""
-        if self._running is None:
+        if not self._running:
             self._meter.end(Outcome.ABORT, Reason.CLIENT_DISCONNECT, Stage.INGRESS)
 
 
-def _as_asked(error: ApiError, request: ChatRequest, call: Call) -> ApiError:
+def _as_asked(error: ApiError, request: GenerationRequest, call: Call) -> ApiError:
     """The error in terms of what this client wrote."""
     if error.reason is Reason.SESSION_EXISTS and call.turn_refused:
         return refused_by_template(call.turn_refused)
@@ -148,5 +160,5 @@ def _as_asked(error: ApiError, request: ChatRequest, call: Call) -> ApiError:
     elif error.param == "grammar":
         error.param = request.grammar_field
     elif error.param is None and error.reason is Reason.TOO_LARGE:
-        error.param = "messages"
+        error.param = request.prompts[0].field
     return error

@@ -1,0 +1,55 @@
+"""How one API says things: the seam between generating a reply and the shapes in which clients know it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from actors.ingress.choices import Choice
+from actors.ingress.errors import ApiError
+from actors.ingress.generation import GenerationRequest
+from actors.ingress.parts import Part, PartReader
+from actors.ingress.text import TextModel
+from configs.schema import RemoraConfig
+
+
+class Voice(Protocol):
+    """Writes the answer to one request, whole or as the pieces of a stream (SSE, ready to be sent). Pure."""
+
+    def reader(self) -> PartReader | None:
+        """What splits a reply's text into its parts; None: it is all text."""
+
+    def opens(self, choice: Choice) -> bytes:
+        """A reply begins: before any of its parts, once."""
+
+    def says(self, choice: Choice, parts: Sequence[Part]) -> bytes:
+        """These parts are new; possibly none."""
+
+    def ends(self, choice: Choice) -> bytes:
+        """A reply is complete."""
+
+    def closes(self, choices: Sequence[Choice]) -> bytes:
+        """All replies are; nothing follows."""
+
+    def fails(self, error: ApiError, request_id: str) -> bytes:
+        """The stream ends with an error; nothing follows."""
+
+    def waits(self) -> bytes:
+        """Nothing new, but the connection is alive."""
+
+    def whole(self, choices: Sequence[Choice]) -> bytes:
+        """The body of an answer that is not streamed."""
+
+
+class Api(Protocol):
+    """One route that generates."""
+
+    def read(
+        self, tree: dict[str, Any], headers: Mapping[str, str], text: TextModel, config: RemoraConfig
+    ) -> GenerationRequest:
+        """Raises Invalid naming the field."""
+
+    def voice(self, request: GenerationRequest, text: TextModel) -> Voice: ...
+
+    def refusal(self, error: ApiError, request_id: str) -> Mapping[str, Any]:
+        """The body of an error that has a status of its own."""
