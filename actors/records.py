@@ -56,6 +56,8 @@ class SessionRecord:
     last_active_at: float
     head: str | None = None
     """rid of the turn that the next one continues from: the last committed, or where a rollback went (rule S12)."""
+    weights: str = ""
+    """Version of the weights that its last turn was made with; empty before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,8 @@ class TurnCommit:
     turn: TurnRecord
     tokens: int
     """Length of the new head's context, for listing."""
+    weights: str = ""
+    """Version of the weights that it was made with."""
 
 
 class CommitStatus(str, Enum):

@@ -1,4 +1,4 @@
-"""The command `remora`: serve, chat, status, keys."""
+"""The command `remora`: serve, chat, status, rollout, keys."""
 
 from __future__ import annotations
 
@@ -58,6 +58,10 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="workers and sessions of a server that runs")
     status.add_argument("--url", default=url, help="the server (env REMORA_URL, or HOST and PORT)")
     status.set_defaults(run=_status)
+    rollout = commands.add_parser("rollout", help="replace every worker of a server that runs, without an error")
+    rollout.add_argument("--url", default=url, help="the server (env REMORA_URL, or HOST and PORT)")
+    rollout.add_argument("--no-wait", action="store_true", help="return as soon as it has begun")
+    rollout.set_defaults(run=_rollout)
     _add_keys(commands)
     return root
 
@@ -131,6 +135,12 @@ def _status(args: argparse.Namespace) -> int:
     from cluster.cli_status import show_status
 
     return show_status(args.url, headers=key_header(os.environ))
+
+
+def _rollout(args: argparse.Namespace) -> int:
+    from cluster.cli_rollout import roll_out
+
+    return roll_out(args.url, wait=not args.no_wait, headers=key_header(os.environ))
 
 
 def _new_key(args: argparse.Namespace) -> int:

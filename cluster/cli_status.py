@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from cluster.cli_rollout import line_of
 from cluster.client_key import KEY_VARIABLE
 from cluster.usage import UsageError
 
@@ -42,5 +43,8 @@ def lines(stats: dict[str, Any]) -> list[str]:
             f"{row.get('waiting', '-'):>8}{row.get('owned_sessions', '-'):>9}{free:>16}"
         )
     shown.append(f"{pool['desired_workers']} wanted, {pool['sessions']} sessions")
+    rollout = pool.get("rollout", {"state": "done", "kept_workers": 0})
+    if rollout["state"] != "done" or rollout["kept_workers"]:
+        shown.append(f"rollout: {line_of(rollout)}")
     shown += [f"died: {death['worker']}: {death['cause']}" for death in pool["deaths"]]
     return shown

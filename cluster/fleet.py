@@ -31,6 +31,7 @@ LAST_EVENTS_S = 0.2
 PROBE_S = 1.0
 MAX_DEAD_KEPT = 100
 WORKER_PREFIX = "worker-"
+_GOING = (WorkerState.DRAINING, WorkerState.DEAD)
 
 
 class Fleet:
@@ -125,6 +126,15 @@ class Fleet:
         """Whether a worker that lives takes nothing in any more that can run elsewhere."""
         worker = self.members.get(worker_id)
         return worker is not None and worker.closed
+
+    def may_have(self, weights: str) -> bool:
+        """Whether a worker that lives or will be started has, or may have, this version of the weights."""
+        alive = [worker for worker in self.members.all() if worker.state not in _GOING]
+        if any(worker.weights == weights or (worker.adopted and not worker.stats) for worker in alive):
+            return True
+        if self.release.weights:
+            return weights == self.release.weights
+        return not any(worker.weights for worker in alive if not worker.stale)  # Else they would be these.
 
     async def kill(self, worker_id: str, cause: str) -> None:
         if self.members.died(worker_id, cause, self._clock()):

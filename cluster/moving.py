@@ -21,7 +21,8 @@ logger = logging.getLogger("remora.pool")
 
 
 class Mover:
-    """The caller holds the session's lock; the store's epochs guard against everybody else."""
+    """The caller holds the session's lock; the store's epochs guard against everybody else. `pins`: a session goes only
+    where the weights are that its last turn was made with."""
 
     def __init__(
         self,
@@ -31,6 +32,8 @@ class Mover:
         directory: Directory,
         seats: Seats,
         config: ClusterConfig,
+        *,
+        pins: bool,
     ) -> None:
         self._fleet = fleet
         self._runtime = runtime
@@ -38,16 +41,32 @@ class Mover:
         self._directory = directory
         self._seats = seats
         self._config = config
+        self._pins = pins
 
     async def stays(self, record: SessionRecord) -> bool:
-        """Whether the owner keeps the session: it lives, and is not being drained or has a turn of it.
+        """Whether the owner keeps the session: it lives, and is not being drained, nor has the wrong weights or is
+        kept for others, or has a turn of it.
 
         A worker that has closed its door starts no turn of an idle session any more, so that one can be taken from it
         without a turn being lost.
         """
         if not await self._fleet.knows_alive(record.owner):
             return False
-        return not self._fleet.has_closed(record.owner) or await self._is_busy(record)
+        if self._fleet.has_closed(record.owner) or not self._suits(record, record.owner):
+            return await self._is_busy(record)
+        return True
+
+    def weights_of(self, record: SessionRecord) -> str:
+        """The weights that this session is pinned to; empty if any will do."""
+        return record.weights if self._pins else ""
+
+    def _suits(self, record: SessionRecord, owner: str) -> bool:
+        """Whether a worker is one for this session; one that has not said which weights it has may be."""
+        worker = self._fleet.members.get(owner)
+        pinned = self.weights_of(record)
+        if worker is None or not pinned:
+            return worker is None or worker.kept_at is None
+        return worker.weights in ("", pinned)
 
     async def leave(self, record: SessionRecord, target: str | None = None) -> SessionRecord | None:
         """Have a living owner give up an idle session, and make `target` the owner, or whoever has most headroom. None:
@@ -61,7 +80,9 @@ class Mover:
             parcel=parcel,
             max_kv_bytes=self._config.move_kv_bytes,
         )
-        async with self._seats.take(UNLIMITED, target) as owner:  # First: nobody gives up what nobody takes.
+        weights = self.weights_of(record)
+        # First: nobody gives up what nobody takes.
+        async with self._seats.take(UNLIMITED, target, weights=weights, but=record.owner) as owner:
             try:
                 left = await self._runtime.ask(record.owner, message)
             except WorkerGone:
@@ -74,9 +95,9 @@ class Mover:
         return moved
 
     async def take(self, record: SessionRecord) -> SessionRecord:
-        """Away from an owner that does not keep it: with its KV from one that is being drained, else as it is in the
-        store. Raises what `move` does."""
-        if self._fleet.has_closed(record.owner) and self._fleet.members.alive(record.owner):
+        """Away from an owner that does not keep it: with its KV from one that lives, else as it is in the store. Raises
+        what `move` does."""
+        if self._fleet.members.alive(record.owner):
             moved = await self.leave(record)
             if moved is not None:
                 return moved
@@ -93,15 +114,19 @@ class Mover:
         return info is None
 
     async def sent_off(self, record: SessionRecord) -> Fate:
-        """From a worker that is being drained, if nothing runs there. Raises what `move` does."""
+        """From a worker that is being drained, or kept for its weights, if nothing runs there. Raises what `move`
+        does."""
+        owner = self._fleet.members.get(record.owner)
+        if owner is not None and owner.kept_at is not None and owner.weights == self.weights_of(record):
+            return Fate.STAYS
         if await self.leave(record) is not None:
             return Fate.MOVED
         return Fate.BUSY if await self._is_busy(record) else Fate.STAYS
 
     async def move(self, record: SessionRecord, target: str | None = None) -> SessionRecord:
         """Give it to `target` if that is ready, else to the worker with most headroom. The limit per worker does not
-        count here: an open session stays reachable. Raises SessionUnknown, NoWorker, StoreError."""
-        async with self._seats.take(UNLIMITED, target) as owner:
+        count here: an open session stays reachable. Raises SessionUnknown, NoWorker, WeightsGone, StoreError."""
+        async with self._seats.take(UNLIMITED, target, weights=self.weights_of(record)) as owner:
             return await self._acquire(record, owner)
 
     async def _acquire(self, record: SessionRecord, owner: str) -> SessionRecord:

@@ -13,6 +13,8 @@ EXPECTED_TOKENS = 1024
 
 MAX_RUNNING = 64
 """Requests in the batch of a worker that does not say how many it takes."""
+STALE_COST = 1.0
+"""How much headroom a worker that is to be replaced must have beyond another's: what it is given moves again soon."""
 IDLE_WEIGHT = 0.25
 """How much a token of an idle session's KV counts beside one of a request's."""
 
@@ -124,13 +126,14 @@ def _room(worker: Worker) -> Room:
 
 
 def choose(workers: Iterable[Worker], sessions: Callable[[str], int], max_sessions: int) -> str | None:
-    """The worker for a new session: most headroom, then fewest sessions, then by name.
+    """The worker for a new session: most headroom, then fewest sessions, then by name; those that are to be replaced
+    count as fuller than they are.
 
     `sessions(worker_id)`: how many it has, those on their way included. Full workers are passed over; None when all
     are.
     """
     candidates = [
-        (-headroom(worker, owned), owned, worker.worker_id)
+        (STALE_COST * worker.stale - headroom(worker, owned), owned, worker.worker_id)
         for worker in workers
         if (owned := sessions(worker.worker_id)) < max_sessions
     ]

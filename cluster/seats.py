@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from actors.ports import NoWorker, SessionLimit
+from actors.ports import NoWorker, SessionLimit, WeightsGone
 from cluster.fleet import Fleet
+from cluster.membership import Worker
 from cluster.placement import Directory, choose
 
 UNLIMITED = 2**62
@@ -26,16 +27,19 @@ class Seats:
         """Callers that wait for a worker to be ready."""
 
     @asynccontextmanager
-    async def take(self, max_sessions: int, prefer: str | None = None) -> AsyncIterator[str]:
+    async def take(
+        self, max_sessions: int, prefer: str | None = None, *, weights: str = "", but: str | None = None
+    ) -> AsyncIterator[str]:
         """A seat on `prefer` if that has room, else on the worker with most headroom; counted as taken until the
-        directory has it. `max_sessions` of each worker; 0 for no limit.
+        directory has it. `max_sessions` of each worker; 0 for no limit. `weights`: only where these are. `but`: not
+        there.
 
-        Waits for a worker to be ready. Raises NoWorker, SessionLimit.
+        Waits for a worker to be ready. Raises NoWorker, SessionLimit, WeightsGone.
         """
-        if prefer is not None and self._has_room(prefer, max_sessions or UNLIMITED):
+        if prefer is not None and self._has_room(prefer, max_sessions or UNLIMITED, weights):
             worker_id = prefer
         else:
-            worker_id = await self._choose(max_sessions)
+            worker_id = await self._choose(max_sessions, weights, but)
         self._coming[worker_id] += 1
         try:
             yield worker_id
@@ -43,20 +47,29 @@ class Seats:
             self._coming[worker_id] -= 1
             self._coming += Counter()  # Drops workers at zero.
 
-    def _has_room(self, worker_id: str, max_sessions: int) -> bool:
-        ready = {worker.worker_id for worker in self._fleet.members.ready()}
+    def _ready(self, weights: str) -> list[Worker]:
+        """Workers that a session may be given to: those that are kept for pinned ones are for these only."""
+        ready = self._fleet.members.ready()
+        if weights:
+            return [worker for worker in ready if worker.weights == weights]
+        return [worker for worker in ready if worker.kept_at is None]
+
+    def _has_room(self, worker_id: str, max_sessions: int, weights: str) -> bool:
+        ready = {worker.worker_id for worker in self._ready(weights)}
         return worker_id in ready and self._count(worker_id) < max_sessions
 
-    async def _choose(self, max_sessions: int) -> str:
+    async def _choose(self, max_sessions: int, weights: str, but: str | None) -> str:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._wait_s
         while True:
-            ready = self._fleet.members.ready()
+            ready = [worker for worker in self._ready(weights) if worker.worker_id != but]
             chosen = choose(ready, self._count, max_sessions or UNLIMITED)
             if chosen is not None:
                 return chosen
             if ready:
                 raise SessionLimit(f"Every worker has {max_sessions} sessions, which is the limit of each.")
+            if weights and not self._fleet.may_have(weights):
+                raise WeightsGone(weights)
             if not await self._change(give_up_at - loop.time()):
                 raise NoWorker(self._why_none())
 

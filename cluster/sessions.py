@@ -59,7 +59,8 @@ class SessionDesk:
         self._seats = Seats(fleet, self.directory, wait_s)
         self._closer = Closer(fleet, runtime, store)
         self._expiry = Expiry(fleet, runtime, store, self.directory, self._locks, wall_clock)
-        self._mover = Mover(fleet, runtime, store, self.directory, self._seats, cluster)
+        pins = config.weights == "pin"
+        self._mover = Mover(fleet, runtime, store, self.directory, self._seats, cluster, pins=pins)
         self._opening: Counter[str] = Counter()
 
     async def open(
@@ -107,7 +108,8 @@ class SessionDesk:
                 now=self._wall_clock(),
             )
 
-        return await self._make(tenant, session_id, make, max_sessions, prefer=source.owner)
+        weights = self._mover.weights_of(source)
+        return await self._make(tenant, session_id, make, max_sessions, prefer=source.owner, weights=weights)
 
     async def rollback(self, tenant: str, session_id: str, *, turn: str) -> SessionRolledBack:
         """Through the owner, which knows whether a turn runs; asked again until it can say, since doing it twice is
@@ -133,7 +135,8 @@ class SessionDesk:
         return self._seats.waiting
 
     async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
-        """The session's owner, or a new one if that is dead or leaving. Raises SessionUnknown, NoWorker, StoreError."""
+        """The session's owner, or a new one if that is dead or leaving. Raises SessionUnknown, NoWorker, WeightsGone,
+        StoreError."""
         async with self._locks.hold((tenant, session_id)):
             record = await self.get(tenant, session_id)
             if record.owner == avoid and self._fleet.members.alive(avoid):
@@ -208,13 +211,14 @@ class SessionDesk:
         make: Callable[[SessionStore, str], SessionRecord],
         max_sessions: int | None,
         prefer: str | None = None,
+        weights: str = "",
     ) -> Placement:
         """A new session, within the limits, on `prefer` if that has room."""
         async with self._locks.hold((tenant, session_id)):
             self._opening[tenant] += 1
             try:
                 await self._check_tenant(tenant, session_id, max_sessions)
-                async with self._seats.take(self._config.max_per_worker, prefer) as owner:
+                async with self._seats.take(self._config.max_per_worker, prefer, weights=weights) as owner:
                     record = await self._store.run(lambda store: make(store, owner))
                     self.directory.put(record)
             except StoreFull:

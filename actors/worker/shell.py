@@ -123,7 +123,7 @@ class WorkerShell:
         self._mailbox = Mailbox()
         self._outbox = Outbox(config.cluster.ingress_lease_s, clock)
         self._kv_effects = KVEffects(runner, config.hibernate, self._mailbox.put)
-        self._store_effects = StoreEffects(store, self._mailbox.put, wall_clock)
+        self._store_effects = StoreEffects(store, self._mailbox.put, wall_clock, runner.info.weights)
         self._grammar_effects = GrammarEffects(
             runner.matchers, self._mailbox.put, timeout_s=config.engine.grammar_timeout_s, clock=clock
         )

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from actors.engine.effects import (
     Effect,
@@ -28,14 +29,20 @@ logger = logging.getLogger("remora.worker")
 
 
 class StoreEffects:
-    """Turns are committed by one thread in batches: all that gathered while the last batch was being written."""
+    """Turns are committed by one thread in batches: all that gathered while the last batch was being written.
+    `weights`: the version of those that every turn here is made with."""
 
     def __init__(
-        self, store: SessionStore, mail: Callable[[EffectResult], None], wall_clock: Callable[[], float]
+        self,
+        store: SessionStore,
+        mail: Callable[[EffectResult], None],
+        wall_clock: Callable[[], float],
+        weights: str = "",
     ) -> None:
         self._store = store
         self._mail = mail
         self._wall_clock = wall_clock
+        self._weights = weights
         self._turns: queue.SimpleQueue[StoreTurn | None] = queue.SimpleQueue()
         self._others = ThreadPoolExecutor(max_workers=2, thread_name_prefix="remora-store")
         self._committer = threading.Thread(target=self._commit_loop, name="remora-commit", daemon=True)
@@ -77,7 +84,8 @@ class StoreEffects:
 
     def _commit(self, turns: list[StoreTurn]) -> None:
         try:
-            statuses = self._store.commit([turn.commit for turn in turns], self._wall_clock())
+            commits = [replace(turn.commit, weights=self._weights) for turn in turns]
+            statuses = self._store.commit(commits, self._wall_clock())
         except Exception as error:
             failure = _told(f"storing {len(turns)} turns", error)
             for turn in turns:

@@ -261,7 +261,7 @@ def _row(scope: bytes, commit: TurnCommit) -> list[object]:
     """A commit as the script takes it."""
     turn = commit.turn
     what = [scope, commit.generation, commit.epoch, turn.rid, turn_place(turn), pack_turn(turn)]
-    return [*what, commit.tokens, list(turn.dropped)]
+    return [*what, commit.tokens, list(turn.dropped), commit.weights]
 
 
 def _milliseconds(now: float) -> int:

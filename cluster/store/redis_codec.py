@@ -16,6 +16,7 @@ from actors.records import SessionRecord, TurnRecord
 from cluster.store.turn_fields import turn_fields, turn_from
 
 _SUM = struct.Struct("<I")
+_FIELDS = 14
 
 
 def packed(*values: object) -> bytes:
@@ -45,13 +46,14 @@ def new_record(
 ) -> list[object]:
     """A session that opens, without its generation."""
     limits = [_text(idle_timeout_s), _text(capacity_tokens)]
-    return [tenant, session_id, 0, 1, owner, mode.value, *limits, 0, 0, repr(float(now)), False, 0]
+    return [tenant, session_id, 0, 1, owner, mode.value, *limits, 0, 0, repr(float(now)), False, 0, ""]
 
 
 def session_of(data: bytes) -> SessionRecord:
     """Raises ValueError for bytes that are no session."""
     fields: list[Any] = msgpack.unpackb(data)
-    tenant, session_id, generation, epoch, owner, mode, idle, capacity, turns, tokens, last, head, _ = fields
+    fields += [""] * (_FIELDS - len(fields))  # Of schema 1, which had no weights.
+    tenant, session_id, generation, epoch, owner, mode, idle, capacity, turns, tokens, last, head, _, weights = fields
     return SessionRecord(
         tenant=tenant,
         session_id=session_id,
@@ -65,6 +67,7 @@ def session_of(data: bytes) -> SessionRecord:
         tokens=tokens,
         last_active_at=float(last),
         head=head or None,
+        weights=weights,
     )
 
 

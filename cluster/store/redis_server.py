@@ -10,7 +10,9 @@ from redis.exceptions import NoPermissionError
 from actors.records import StoreError
 from cluster.store.redis_link import RedisLink
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+OLDEST_SCHEMA = 1
+"""What it wrote is read as it is: its sessions have no version of weights."""
 OLDEST_REDIS = (7, 0)
 """Scripts say from this version on what they do when the memory is full."""
 
@@ -43,7 +45,8 @@ def inspect(link: RedisLink) -> None:
 
 def claim(link: RedisLink, vocabulary: str) -> None:
     """Note which schema and whose token ids the keys hold; refuse others' (rule T6). Raises StoreError."""
-    answer = link.script("open", [link.key(name) for name in KEYS], str(SCHEMA_VERSION), vocabulary)
+    keys = [link.key(name) for name in KEYS]
+    answer = link.script("open", keys, str(SCHEMA_VERSION), vocabulary, str(OLDEST_SCHEMA))
     kind = answer[0].decode()
     if kind == "schema":
         known = f"this program knows version {SCHEMA_VERSION}"

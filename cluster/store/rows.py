@@ -14,14 +14,14 @@ from cluster.store.turn_fields import turn_fields, turn_from
 
 SESSION_COLUMNS = (
     "tenant, session_id, generation, epoch, owner, mode, idle_timeout_s, capacity_tokens, turns, tokens,"
-    " last_active_at, head"
+    " last_active_at, head, weights"
 )
 TURN_FIELDS = "rid, number, parent, keep, input_ids, output_ids, outcome, digest, cached_tokens, matched, dropped"
 TURN_COLUMNS = f"{TURN_FIELDS}, sum"
 
 
 def session_of(row: tuple[Any, ...]) -> SessionRecord:
-    tenant, session_id, generation, epoch, owner, mode, idle, capacity, turns, tokens, last, head = row
+    tenant, session_id, generation, epoch, owner, mode, idle, capacity, turns, tokens, last, head, weights = row
     return SessionRecord(
         tenant=tenant,
         session_id=session_id,
@@ -35,6 +35,7 @@ def session_of(row: tuple[Any, ...]) -> SessionRecord:
         tokens=tokens,
         last_active_at=last,
         head=head,
+        weights=weights,
     )
 
 

@@ -7,7 +7,7 @@ import sqlite3
 from cluster.store.limits import RESULT_BYTES, TURN_BYTES
 from cluster.store.rows import TURN_FIELDS
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _TABLES = """
 CREATE TABLE remora_schema (version INTEGER NOT NULL);
@@ -25,6 +25,7 @@ CREATE TABLE sessions (
     last_active_at REAL NOT NULL,
     head TEXT,                 -- rid; NULL while there is no turn
     bytes INTEGER NOT NULL DEFAULT 0,  -- of its turns, as `limits.bytes_of` counts
+    weights TEXT NOT NULL DEFAULT '',  -- version that its last turn was made with
     UNIQUE (tenant, session_id)
 );
 CREATE INDEX sessions_by_owner ON sessions (owner);
@@ -91,6 +92,9 @@ ALTER TABLE sessions ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
 UPDATE sessions SET bytes = ifnull(
     (SELECT sum({TURN_BYTES} + length(input_ids) + length(output_ids)) FROM turns
      WHERE turns.generation = sessions.generation), 0);
+""",
+    3: """
+ALTER TABLE sessions ADD COLUMN weights TEXT NOT NULL DEFAULT '';
 """,
 }
 """By version: what brings a file of that version to the next."""

@@ -119,8 +119,8 @@ class SqliteStore:
                 raise TurnUnknown(turn or "")
             made = self._db.execute(
                 "INSERT INTO sessions (tenant, session_id, epoch, owner, mode, idle_timeout_s, capacity_tokens, turns,"
-                " tokens, last_active_at, head) SELECT tenant, ?, 1, ?, mode, idle_timeout_s, capacity_tokens, 0, 0, ?,"
-                " ? FROM sessions WHERE generation = ?",
+                " tokens, last_active_at, head, weights) SELECT tenant, ?, 1, ?, mode, idle_timeout_s, capacity_tokens,"
+                " 0, 0, ?, ?, weights FROM sessions WHERE generation = ?",
                 (session_id, owner, now, head, source_generation),
             ).lastrowid
             assert made is not None
@@ -188,9 +188,17 @@ class SqliteStore:
         ).rowcount
         self._insert(record.generation, turn)
         self._db.execute(
-            "UPDATE sessions SET turns = ?, tokens = ?, last_active_at = ?, head = ?, bytes = bytes + ?"
+            "UPDATE sessions SET turns = ?, tokens = ?, last_active_at = ?, head = ?, weights = ?, bytes = bytes + ?"
             " WHERE generation = ?",
-            (record.turns + 1 - max(dropped, 0), commit.tokens, now, turn.rid, change, record.generation),
+            (
+                record.turns + 1 - max(dropped, 0),
+                commit.tokens,
+                now,
+                turn.rid,
+                commit.weights,
+                change,
+                record.generation,
+            ),
         )
         return CommitStatus.OK
 

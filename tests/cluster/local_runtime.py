@@ -45,6 +45,8 @@ class LocalRuntime:
         """How long a step takes."""
         self.make_runner: Callable[..., ToyRunner] = ToyRunner
         """One that steps can get stuck in has a `release`, so that its threads end with the test."""
+        self.stuck_starts = False
+        """Workers that are spawned from now on never get ready."""
         self.starts = asyncio.Event()
         """Cleared: workers begin to start, and do not get ready."""
         self.starts.set()
@@ -60,6 +62,8 @@ class LocalRuntime:
         shell = WorkerShell(worker_id, self._config, runner, self._store)
         shell.start()
         self.workers[worker_id] = LocalWorker(shell, release)
+        if self.stuck_starts:
+            self.freeze(worker_id)
 
     async def heartbeat(self, worker_id: str, pool_id: str) -> Mapping[str, Any]:
         await self.starts.wait()

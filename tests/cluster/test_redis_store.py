@@ -6,8 +6,10 @@ import logging
 import pickle
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from actors.messages import SessionMode
@@ -186,12 +188,36 @@ def test_a_newer_schema_is_refused_and_left_as_it_is(server: RedisServer) -> Non
     store.shut()
     client = server.client()
     client.hset("{p}:pool", "schema", "99")
-    with pytest.raises(StoreError, match="schema is version 99; this program knows version 1"):
+    with pytest.raises(StoreError, match="schema is version 99; this program knows version 2"):
         opened(server)
     assert client.hget("{p}:pool", "schema") == b"99"
     client.hset("{p}:pool", "schema", "1")
     again = opened(server)
     assert again.list_sessions("t") == [record]
+    again.shut()
+    client.close()
+
+
+def test_what_schema_1_stored_goes_on(server: RedisServer) -> None:
+    """T1: its sessions had no version of weights; they get one with their next turn. An older program then refuses."""
+    store = opened(server)
+    record = create(store)
+    store.commit([commit_of(record)], 2.0)
+    before = store.load("t", "s", record.generation)
+    store.shut()
+    client = server.client()
+    fields = msgpack.unpackb(client.hget("{p}:sessions", "1:t:s"))  # type: ignore[arg-type]
+    client.hset("{p}:sessions", "1:t:s", msgpack.packb(fields[:13]))
+    client.hset("{p}:pool", "schema", "1")
+    again = opened(server)
+    assert client.hget("{p}:pool", "schema") == b"2"
+    assert again.load("t", "s", record.generation) == before
+    assert again.list_sessions("t") == [before[0]]
+    moved = again.acquire("t", "s", owner="w9", expected_epoch=1)
+    assert (moved.owner, moved.weights) == ("w9", "")
+    commit = replace(commit_of(moved, 2), weights="v1")
+    assert again.commit([commit], 3.0) == [CommitStatus.OK]
+    assert (again.get("t", "s").weights, again.get("t", "s").turns) == ("v1", 2)
     again.shut()
     client.close()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -107,6 +108,30 @@ def test_what_was_never_opened_is_unknown(store: SessionStore) -> None:
     with pytest.raises(SessionUnknown):
         store.acquire("t", "s", owner="w1", expected_epoch=1)
     assert store.close("t", "s", 1) is False
+
+
+def test_a_session_keeps_the_weights_of_its_last_turn(store: SessionStore) -> None:
+    """T6: through whatever else happens to it; a fork begins with those of its source."""
+    record = create(store)
+    assert record.weights == ""
+    for number, weights in ((1, "v1"), (2, "v2 ü")):
+        commit = replace(commit_of(record, turn(number)), weights=weights)
+        store.commit([commit, commit], now=100.0)
+        assert store.get("t", "s").weights == weights
+    moved = store.acquire("t", "s", owner="w2", expected_epoch=1)
+    store.rollback("t", "s", record.generation, epoch=2, turn="r1", now=100.0)
+    options = {"source_id": "s", "source_generation": record.generation, "turn": None, "owner": "w3", "now": 100.0}
+    fork = store.fork("t", "fork", **options)  # type: ignore[arg-type]
+    listed = store.list_sessions("t")
+    assert [one.weights for one in (moved, fork, *listed)] == ["v2 ü"] * 4
+
+
+def test_a_turn_that_is_not_stored_changes_no_weights(store: SessionStore) -> None:
+    """T3: the epoch is another owner's."""
+    record = create(store)
+    stale = replace(commit_of(record, turn(1)), weights="old", epoch=7)
+    assert store.commit([stale], now=100.0) == [CommitStatus.STALE]
+    assert store.get("t", "s").weights == ""
 
 
 def test_a_generation_is_never_used_again(store: SessionStore) -> None:

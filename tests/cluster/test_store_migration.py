@@ -84,7 +84,16 @@ def as_version_1(path: Path) -> Path:
     return write(path, "ALTER TABLE sessions DROP COLUMN head; UPDATE remora_schema SET version = 1")
 
 
-@pytest.mark.parametrize("older", [as_version_1, write])
+def as_version_3(path: Path) -> Path:
+    """This version differs from it by this; the program makes it out of version 2."""
+    SqliteStore(write(path), vocabulary="toy").shut()
+    with sqlite3.connect(path) as db:
+        db.executescript("ALTER TABLE sessions DROP COLUMN weights; UPDATE remora_schema SET version = 3")
+    db.close()
+    return path
+
+
+@pytest.mark.parametrize("older", [as_version_1, write, as_version_3])
 def test_what_an_earlier_version_stored_is_there(older: object, tmp_path: Path) -> None:
     """T1: opened twice: the second time it is of this version."""
     path = older(tmp_path / "s.sqlite")  # type: ignore[operator]

@@ -184,6 +184,21 @@ def test_who_sees_the_stats_of_all(access: str, key: str | None, sees: object) -
     run(check())
 
 
+def test_a_rollout_is_for_operators() -> None:
+    """T5, S13: it is begun once for each time that it is asked for, and answered at once."""
+
+    async def check() -> None:
+        async with edge(auth=keys()) as at:
+            refused = await Keyed(at.ingress, ACME).post("/v1/rollouts", {})
+            assert (refused.status, refused.json()["error"]["code"]) == (403, "insufficient_permissions")
+            assert at.pool.rollouts == 0
+            begun = await Keyed(at.ingress, OPS).post("/v1/rollouts", {})
+            assert (begun.status, begun.json()) == (202, {"object": "rollout", "state": "running", "stale_workers": 1})
+            assert at.pool.rollouts == 1
+
+    run(check())
+
+
 def test_aborting_everything_takes_an_admin_key() -> None:
     """A1, S13."""
 

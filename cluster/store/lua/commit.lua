@@ -1,12 +1,12 @@
 #!lua
 -- KEYS from 6 on: the two hashes of each commit's session, in pairs.
 -- ARGV: msgpack {commits, now, most bytes of a session or 0, most bytes of all or 0}.
--- Each commit: {scope, generation, epoch, rid, turn for the first hash, turn for the second, tokens, dropped rids}.
+-- Each commit: {scope, generation, epoch, rid, turn for the first hash, turn for the second, tokens, dropped rids, weights}.
 -- A list of statuses, one for each. Writes come before deletes, so that nothing is lost should one be refused.
 local commits, now, session_limit, total_limit = unpack(cmsgpack.unpack(ARGV[1]))
 
 local function commit(one, turns, data)
-  local scope, generation, epoch, rid, turn, packed, tokens, dropped = unpack(one)
+  local scope, generation, epoch, rid, turn, packed, tokens, dropped, weights = unpack(one)
   local record = find(scope)
   if not record or record[GENERATION] ~= generation then return 'stale' end
   local stored = redis.call('HGET', data, rid)
@@ -37,6 +37,7 @@ local function commit(one, turns, data)
   record[LAST] = now
   record[HEAD] = rid
   record[BYTES] = record[BYTES] + change
+  record[WEIGHTS] = weights
   save(scope, record)
   grow(1 - #gone, change)
   return 'ok'

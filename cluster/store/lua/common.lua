@@ -9,7 +9,7 @@
 local POOL, SESSIONS, BY_TENANT, BY_OWNER, BY_EXPIRY = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 
 -- Fields of a record. Times and limits are text, as their writer put them: they come back bit for bit.
-local GENERATION, EPOCH, OWNER, IDLE, TURNS, TOKENS, LAST, HEAD, BYTES = 3, 4, 5, 7, 9, 10, 11, 12, 13
+local GENERATION, EPOCH, OWNER, IDLE, TURNS, TOKENS, LAST, HEAD, BYTES, WEIGHTS = 3, 4, 5, 7, 9, 10, 11, 12, 13, 14
 
 local TURN_BYTES, TOKEN_BYTES = 200, 4
 
