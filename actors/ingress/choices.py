@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.ingress.channel import Batch
+from actors.ingress.errors import is_answer
 from actors.ingress.parts import CallBegins, Part, PartReader, PlainReader, TextPart
 from actors.ingress.running import Running
 from actors.ingress.text import Decoder
@@ -106,11 +107,14 @@ class News:
 
 
 async def whole(choices: Sequence[Choice]) -> None:
-    """Until every choice has ended. Nobody sees the pieces, so they are taken in large ones. Raises ApiError."""
+    """Until every choice has ended, or one has failed and with it all. Nobody sees the pieces, so they are taken in
+    large ones. Raises ApiError."""
     news = News(choices)
     try:
         while not news.over:
             for choice, batch in await news.next(hold_s=0.25):
                 choice.read(batch)
+                if batch.end is not None and not is_answer(batch.end):
+                    return
     finally:
         await news.stop()
