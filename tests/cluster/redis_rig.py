@@ -23,10 +23,18 @@ START_S = 20.0
 
 
 class RedisServer:
-    """`options`: what is given to redis-server beside where it listens and keeps its files."""
+    """`options`: what is given to redis-server beside where it listens (`host`) and keeps its files."""
 
-    def __init__(self, folder: Path, *options: str, password: str = "", file_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        password: str = "",
+        file_bytes: int | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
         self.folder = folder
+        self.host = host
         self.port = free_port()
         self.password = password
         self._options = options
@@ -36,13 +44,13 @@ class RedisServer:
     @property
     def url(self) -> str:
         secret = f":{quote(self.password, safe='')}@" if self.password else ""
-        return f"redis://{secret}127.0.0.1:{self.port}/0"
+        return f"redis://{secret}{self.host}:{self.port}/0"
 
     def start(self) -> RedisServer:
         """Returns when it answers."""
         assert BINARY is not None
         self.folder.mkdir(parents=True, exist_ok=True)
-        where = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", ""]
+        where = ["--port", str(self.port), "--bind", self.host, "--dir", str(self.folder), "--save", ""]
         secret = ["--requirepass", self.password] if self.password else []
         with (self.folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -125,10 +133,10 @@ def require_redis() -> None:
 
 @contextlib.contextmanager
 def redis_server(
-    folder: Path, *options: str, password: str = "", file_bytes: int | None = None
+    folder: Path, *options: str, password: str = "", file_bytes: int | None = None, host: str = "127.0.0.1"
 ) -> Iterator[RedisServer]:
     require_redis()
-    server = RedisServer(folder, *options, password=password, file_bytes=file_bytes)
+    server = RedisServer(folder, *options, password=password, file_bytes=file_bytes, host=host)
     try:
         yield server.start()
     finally:
