@@ -43,9 +43,12 @@ class Weights:
     def has(self, name: str) -> bool:
         return name in self._where
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor in the dtype asked for at construction. Raises ModelUnusable if it is missing, misshapen, or
-        quantised (its numbers would mean nothing without their scales)."""
+    def take(
+        self, name: str, shape: tuple[int, ...], rows: slice = slice(None), columns: slice = slice(None)
+    ) -> torch.Tensor:
+        """A tensor of that shape, or these rows and columns of it, in the dtype asked for at construction. What is not
+        asked for takes no memory. Raises ModelUnusable if it is missing, misshapen, or quantised (its numbers would
+        mean nothing without their scales)."""
         if name not in self._where:
             raise ModelUnusable(f"{self._folder} has no tensor {name!r}")
         self._left.discard(name)
@@ -58,7 +61,8 @@ class Weights:
             raise ModelUnusable(f"tensor {name!r} is {tuple(tensor.shape)}; config.json says {shape}")
         if tensor.dtype not in _FLOATS:
             raise ModelUnusable(f"tensor {name!r} is {tensor.dtype}: quantised weights are not supported")
-        return tensor.to(self._dtype)
+        part = tensor[rows] if columns == slice(None) else tensor[rows, columns]
+        return part.to(self._dtype).contiguous()
 
     def finish(self) -> None:
         """Raise ModelUnusable if the folder holds tensors that the model has no place for."""

@@ -155,10 +155,12 @@ def test_an_untied_model_needs_its_head(tmp_path: Path) -> None:
 def test_a_tied_model_shares_its_embedding_and_a_copy_of_it_costs_nothing(tmp_path: Path) -> None:
     both = llama_tensors()
     without = load(tmp_path / "without", both, tied=True)
-    assert without._head._weight is without._embedding
+    assert without._head._weight is not None
+    assert without._head._weight.data_ptr() == without._embedding.data_ptr()
     both["lm_head.weight"] = both["model.embed_tokens.weight"].clone()
     with_copy = load(tmp_path / "with", both, tied=True)
-    assert with_copy._head._weight is with_copy._embedding
+    assert with_copy._head._weight is not None
+    assert with_copy._head._weight.data_ptr() == with_copy._embedding.data_ptr()
 
 
 def test_a_head_that_differs_from_the_embedding_is_used_whatever_the_config_says(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.runner import tiny
+from tests.runner.ranks_rig import Helpers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,3 +34,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
         return made[kind]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Helpers]:
+    """Processes that hold the other parts of a tensor parallel model."""
+    helpers = Helpers()
+    yield helpers
+    helpers.end()

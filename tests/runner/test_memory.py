@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.model.errors import ModelUnusable
-from actors.runner.torch import runner as runner_module
+from actors.runner.torch import local_model
 from actors.runner.torch.memory import available_bytes
 from tests.runner import tiny
 
@@ -61,9 +61,9 @@ def test_a_cache_larger_than_what_is_left_is_refused_and_one_that_just_fits_is_n
     assert runner._model is not None
     size = runner._model.kv.nbytes
     runner.close()
-    monkeypatch.setattr(runner_module, "available_bytes", lambda: size)
+    monkeypatch.setattr(local_model, "available_bytes", lambda: size)
     tiny.runner(folder).close()
-    monkeypatch.setattr(runner_module, "available_bytes", lambda: size - 1)
+    monkeypatch.setattr(local_model, "available_bytes", lambda: size - 1)
     with pytest.raises(ModelUnusable, match=r"no memory for a KV cache of 4128 tokens .* lower engine\.kv_tokens"):
         tiny.runner(folder)
 
@@ -71,7 +71,7 @@ def test_a_cache_larger_than_what_is_left_is_refused_and_one_that_just_fits_is_n
 def test_where_nothing_is_known_the_allocation_itself_decides(
     saved: Callable[[str], tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "available_bytes", lambda: None)
+    monkeypatch.setattr(local_model, "available_bytes", lambda: None)
     tiny.runner(saved("llama")[0]).close()
     with pytest.raises(ModelUnusable, match="no memory for a KV cache"):
         tiny.runner(saved("llama")[0], kv_tokens=2**50)

@@ -14,7 +14,8 @@ from actors.messages import Outcome, Reason, SamplingParams
 from actors.model.errors import ModelUnusable
 from actors.runner.torch import choose as choose_module
 from actors.runner.torch.inputs import build_inputs
-from actors.runner.torch.runner import TorchRunner, choose_dtype
+from actors.runner.torch.runner import TorchRunner
+from actors.runner.torch.setup import choose_dtype
 from kernels.attention import NoBackend
 from tests.engine.driver import Driver
 from tests.runner import tiny

@@ -44,6 +44,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-untied": ("Llama", {"tie_word_embeddings": False}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-head-dim": ("Llama", {"head_dim": 32, "num_key_value_heads": 6}),
+    "llama-one-kv-head": ("Llama", {"num_key_value_heads": 1, "attention_bias": True}),
     "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
     "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}}),
     "llama-llama3": ("Llama", {"rope_parameters": {**_LLAMA3, "rope_theta": 500.0}}),

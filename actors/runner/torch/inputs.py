@@ -81,11 +81,9 @@ def build_inputs(plan: StepPlan, page_size: int) -> StepInputs:
     items = sorted(plan.items, key=lambda item: item.count > 1)
     counts = np.array([item.count for item in items])
     starts = np.array([item.start for item in items])
-    first = np.concatenate(([0], np.cumsum(counts)[:-1]))
-    positions = np.arange(counts.sum()) - np.repeat(first, counts) + np.repeat(starts, counts)
+    first = _first_of(counts)
     page_table = _page_table(items, page_size)
-    row = np.repeat(np.arange(len(items)), counts)
-    slots = page_table[row, positions // page_size] * page_size + positions % page_size
+    positions, slots = places(counts, starts, page_table, page_size)
     tokens = np.zeros(int(counts.sum()), dtype=np.int64)
     pending: list[tuple[int, int]] = []
     for item, begin in zip(items, first, strict=True):
@@ -111,6 +109,20 @@ def build_inputs(plan: StepPlan, page_size: int) -> StepInputs:
         pending=pending,
         samples=[_sample_row(item) for _, item in sampling],
     )
+
+
+def places(
+    counts: np.ndarray, starts: np.ndarray, page_table: np.ndarray, page_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(positions, slots), int64 [num_tokens], of rows with `counts` tokens each, from position `starts` on."""
+    positions = np.arange(counts.sum()) - np.repeat(_first_of(counts), counts) + np.repeat(starts, counts)
+    row = np.repeat(np.arange(len(counts)), counts)
+    return positions, page_table[row, positions // page_size] * page_size + positions % page_size
+
+
+def _first_of(counts: np.ndarray) -> np.ndarray:
+    """Which token of the step each row's first one is."""
+    return np.concatenate(([0], np.cumsum(counts)[:-1]))
 
 
 def _check(item: PlanItem, page_size: int) -> None:

@@ -41,7 +41,7 @@ def gather(kv: Tensor, pages: Sequence[int]) -> Tensor:
     of them takes four times as long.
     """
     out = torch.empty((len(pages), *page_shape(kv)), dtype=kv.dtype, device=kv.device)
-    for row, page in zip(out, _checked(kv, pages), strict=True):
+    for row, page in zip(out, check_pages(kv, pages), strict=True):
         row.copy_(kv[:, :, page])
     return out.cpu().flatten()
 
@@ -49,7 +49,7 @@ def gather(kv: Tensor, pages: Sequence[int]) -> Tensor:
 def scatter(kv: Tensor, pages: Sequence[int], values: Tensor) -> None:
     """The inverse of `gather`: put values, of kv's dtype, in place."""
     rows = values.view(len(pages), *page_shape(kv)).to(kv.device)
-    for row, page in zip(rows, _checked(kv, pages), strict=True):
+    for row, page in zip(rows, check_pages(kv, pages), strict=True):
         kv[:, :, page].copy_(row)
 
 
@@ -58,7 +58,7 @@ def from_bytes(data: bytes, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
 
-def _checked(kv: Tensor, pages: Sequence[int]) -> Sequence[int]:
+def check_pages(kv: Tensor, pages: Sequence[int]) -> Sequence[int]:
     """Raises IndexError. A negative number would be another page to torch."""
     for page in pages:
         if not 0 <= page < kv.shape[2]:

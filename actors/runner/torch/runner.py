@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
+import socket
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from actors.engine.plan import NUM_RESERVED_PAGES, StepPlan, StepResult
-from actors.model.card import ModelCard
+from actors.engine.plan import StepPlan, StepResult
 from actors.model.errors import ModelUnusable
-from actors.model.weights import Weights
 from actors.runner.base import RunnerInfo
 from actors.runner.copied import check_length
 from actors.runner.grammar.matchers import Matchers, matchers_for
 from actors.runner.torch.choose import choose
-from actors.runner.torch.decoder import Decoder
-from actors.runner.torch.fingerprint import fingerprint
+from actors.runner.torch.group import ALONE, RankGroup, RanksLost
 from actors.runner.torch.inputs import StepInputs, build_inputs
-from actors.runner.torch.memory import available_bytes
-from actors.runner.torch.pages import TorchPagesRead, TorchPagesWritten, from_bytes, gather, page_shape, scatter
-from kernels.attention import AttnConfig, select_backend
+from actors.runner.torch.local_model import LocalModel, StepModel, attention_for
+from actors.runner.torch.pages import TorchPagesRead, TorchPagesWritten, from_bytes
+from actors.runner.torch.ranks import LedModel
+from actors.runner.torch.setup import ModelSetup
+from kernels.attention import AttentionBackend
 
 logger = logging.getLogger("remora.runner")
-
-CPU_PAGE_SIZE, CUDA_PAGE_SIZE = 16, 64
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(slots=True)
-class _Model:
-    """`kv`: [num_layers, 2, num_pages, page_size, num_kv_heads, head_dim]."""
-
-    decoder: Decoder
-    kv: Tensor
 
 
 class TorchHandle:
@@ -59,6 +46,7 @@ class TorchRunner:
     Raises ModelUnusable when the model or its KV cache cannot be loaded here, NoBackend for an attention backend that
     cannot serve it. `kv_tokens` is rounded down to whole pages; `max_context` 0 means what the model allows.
     `vocab_bytes` may be shorter than the model's vocabulary (padding rows stand for no text).
+    With `group` it has the first rank's part of the model; `lead` before the first step.
     """
 
     def __init__(
@@ -74,27 +62,15 @@ class TorchRunner:
         threads: int = 1,
         vocab_bytes: tuple[bytes, ...] = (),
         eos_ids: frozenset[int] | None = None,
+        group: RankGroup | None = None,
     ) -> None:
-        self._device = torch.device(device)
-        self._dtype = choose_dtype(dtype, self._device)
-        card = ModelCard.read(folder)
+        self._setup = setup = ModelSetup.of(
+            folder, dtype=dtype, device=device, page_size=page_size, kv_tokens=kv_tokens, attention=attention
+        )
+        card = setup.card
         if max_context > card.max_context:
             raise ModelUnusable(f"a context of {max_context} tokens is asked for; the model has {card.max_context}")
-        size = page_size or (CUDA_PAGE_SIZE if self._device.type == "cuda" else CPU_PAGE_SIZE)
-        if kv_tokens < size:
-            raise ModelUnusable(f"a KV cache of {kv_tokens} tokens holds no page of {size}")
-        self._attention, self.attention_reasons = select_backend(
-            AttnConfig(
-                num_q_heads=card.num_heads,
-                num_kv_heads=card.num_kv_heads,
-                head_dim=card.head_dim,
-                dtype=self._dtype,
-                device=self._device,
-                page_size=size,
-                scale=card.head_dim**-0.5,
-            ),
-            attention,
-        )
+        backend, self.attention_reasons = attention_for(setup, group or ALONE)
         ends = frozenset(t for t in (card.eos_ids if eos_ids is None else eos_ids) if 0 <= t < card.vocab_size)
         vocab_bytes = _padded(vocab_bytes, card.vocab_size)
         matchers = matchers_for(vocab_bytes, ends)
@@ -102,30 +78,35 @@ class TorchRunner:
         self._info = RunnerInfo(
             name="torch",
             vocab_size=card.vocab_size,
-            page_size=size,
-            num_pages=kv_tokens // size + NUM_RESERVED_PAGES,
+            page_size=setup.page_size,
+            num_pages=setup.num_pages,
             max_context=max_context or card.max_context,
             eos_ids=ends,
             vocab_bytes=vocab_bytes,
             no_grammars=matchers if isinstance(matchers, str) else "",
-            description=f"torch {str(self._dtype).removeprefix('torch.')} on {self._device}, "
-            f"attention {self._attention.name}, {threads} threads",
+            description=f"torch {str(setup.dtype).removeprefix('torch.')} on {setup.device}, "
+            f"attention {backend.name}, {threads} threads" + (f", {group.size} ranks" if group else ""),
+            page_bytes=setup.page_bytes,
         )
         self._last: dict[int, int] = {}
+        self._group = group
         # omp_set_num_threads speaks for the calling thread only: it has to be said on the thread that computes.
         self._thread = ThreadPoolExecutor(1, "remora-compute", initializer=partial(torch.set_num_threads, threads))
         try:
-            self._model: _Model | None = self._thread.submit(self._load, Path(folder), card).result()
-            shape, weights = page_shape(self._model.kv), fingerprint(folder)
-            self._info = replace(
-                self._info,
-                page_bytes=math.prod(shape) * self._dtype.itemsize,
-                kv_format=f"torch {self._dtype} {list(shape)} of {weights}",
-                weights=weights,
-            )
+            self._model: StepModel | None = self._thread.submit(self._load, backend).result()
+            self._info = replace(self._info, kv_format=setup.kv_format())
         except BaseException:
             self._thread.shutdown()
             raise
+
+    def lead(self, listening: socket.socket, timeout_s: float) -> None:
+        """Meet the other ranks, who know where (see `group.listen`). `timeout_s`: how long a step may wait for one.
+
+        Raises ModelUnusable when they have loaded something else, RuntimeError when they do not come.
+        """
+        if self._group is None:
+            raise AssertionError("a runner without a group has nobody to meet")
+        self._group.connect(listening, self._setup.device, timeout_s, self._setup.identity())
 
     @property
     def info(self) -> RunnerInfo:
@@ -143,44 +124,32 @@ class TorchRunner:
 
     def write_pages(self, pages: Sequence[int], data: bytes) -> TorchPagesWritten:
         check_length(pages, data, self._info)
-        return TorchPagesWritten(self._thread.submit(self._write, tuple(pages), from_bytes(data, self._dtype)))
+        return TorchPagesWritten(self._thread.submit(self._write, tuple(pages), from_bytes(data, self._setup.dtype)))
 
     def close(self) -> None:
-        """Let the compute thread end and the memory go."""
+        """Let the compute thread end, the other ranks, and the memory go."""
+        if self._model is not None:
+            self._thread.submit(self._model.close).result()
         self._thread.shutdown(wait=True)
         self._model = None
         self._last = {}
 
     # -- on the compute thread -------------------------------------------------------------------------------------
 
-    def _load(self, folder: Path, card: ModelCard) -> _Model:
-        with Weights(folder, self._dtype) as weights:
-            decoder = Decoder(card, weights, self._device)
-        return _Model(decoder, self._empty_kv(card))
-
-    def _empty_kv(self, card: ModelCard) -> Tensor:
-        """Zeros. On CPU the memory is asked for first: an allocation beyond it gets processes killed, no error."""
-        info = self._info
-        shape = (card.num_layers, 2, info.num_pages, info.page_size, card.num_kv_heads, card.head_dim)
-        needed = math.prod(shape) * self._dtype.itemsize
-        free = available_bytes() if self._device.type == "cpu" else None
-        text = f"no memory for a KV cache of {info.num_pages * info.page_size} tokens ({needed / 2**30:.1f} GiB)"
-        if free is not None and needed > free:
-            raise ModelUnusable(f"{text}: {free / 2**30:.1f} GiB are free; lower engine.kv_tokens")
-        try:
-            return torch.zeros(shape, dtype=self._dtype, device=self._device)
-        except RuntimeError as error:
-            raise ModelUnusable(f"{text}; lower engine.kv_tokens") from error
+    def _load(self, attention: AttentionBackend) -> StepModel:
+        if self._group is None:
+            return LocalModel(self._setup, attention)
+        return LedModel(self._setup, LocalModel(self._setup, attention, self._group), self._group)
 
     @torch.inference_mode()
     def _read(self, pages: tuple[int, ...]) -> Tensor:
-        return gather(self._loaded().kv, pages)
+        return self._loaded().read(pages)
 
     @torch.inference_mode()
     def _write(self, pages: tuple[int, ...], values: Tensor) -> None:
-        scatter(self._loaded().kv, pages, values)
+        self._loaded().write(pages, values)
 
-    def _loaded(self) -> _Model:
+    def _loaded(self) -> StepModel:
         if self._model is None:
             raise AssertionError("the runner is closed")
         return self._model
@@ -189,6 +158,8 @@ class TorchRunner:
     def _run(self, inputs: StepInputs) -> StepResult:
         try:
             result = self._compute(inputs)
+        except RanksLost:
+            raise
         except Exception:
             logger.exception("a step failed; its %d requests are tried one by one", len(inputs.uids))
             result = self._one_by_one(inputs)
@@ -209,6 +180,8 @@ class TorchRunner:
     def _alone(self, inputs: StepInputs, row: int) -> StepResult:
         try:
             return self._compute(inputs.alone(row))
+        except RanksLost:
+            raise
         except Exception as error:
             logger.exception("request %d cannot be computed", inputs.uids[row])
             return StepResult(sampled={}, failed={inputs.uids[row]: f"{type(error).__name__}: {error}"})
@@ -217,11 +190,7 @@ class TorchRunner:
         model = self._loaded()
         for index, uid in inputs.pending:
             inputs.tokens[index] = self._last[uid]
-        device, batch = self._device, inputs.batch
-        batch.page_table, batch.slots = batch.page_table.to(device), batch.slots.to(device)
-        self._attention.plan(batch)
-        tokens, positions, wanted = (t.to(device) for t in (inputs.tokens, inputs.positions, inputs.wanted))
-        logits = model.decoder.forward(tokens, positions, wanted, self._attention, batch, model.kv)
+        logits = model.step(inputs)
         if not inputs.samples:
             return StepResult(sampled={})
         return choose(logits, inputs.samples, self._last, self._info.eos_ids, self._matchers)
@@ -230,23 +199,3 @@ class TorchRunner:
 def _padded(vocab_bytes: tuple[bytes, ...], vocab_size: int) -> tuple[bytes, ...]:
     """As long as the vocabulary; empty stays empty (the runner then knows no text)."""
     return (*vocab_bytes, *(b"",) * (vocab_size - len(vocab_bytes))) if vocab_bytes else ()
-
-
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 where the device computes in it, else float32 on CPU and float16 on CUDA."""
-    if name != "auto":
-        if name not in DTYPES:
-            raise ValueError(f"dtype {name!r} is not one of auto, {', '.join(DTYPES)}")
-        return DTYPES[name]
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return torch.bfloat16 if _cpu_computes_bfloat16() else torch.float32
-
-
-def _cpu_computes_bfloat16() -> bool:
-    """AVX512-BF16 or AMX. Without them bf16 is emulated and slower than float32."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags

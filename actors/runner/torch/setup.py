@@ -1,0 +1,95 @@
+"""What all parts of one model are made by: dtype, device, sizes. Ranks that were given the same have the same here."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from actors.engine.plan import NUM_RESERVED_PAGES
+from actors.model.card import ModelCard
+from actors.model.errors import ModelUnusable
+from actors.runner.torch.fingerprint import fingerprint
+
+CPU_PAGE_SIZE, CUDA_PAGE_SIZE = 16, 64
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSetup:
+    """`num_pages` counts the reserved pages too. `attention`: the backend asked for, or `auto`."""
+
+    folder: Path
+    card: ModelCard
+    dtype: torch.dtype
+    device: torch.device
+    page_size: int
+    num_pages: int
+    attention: str
+
+    @classmethod
+    def of(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        page_size: int = 0,
+        kv_tokens: int = 65536,
+        attention: str = "auto",
+    ) -> ModelSetup:
+        """`kv_tokens` is rounded down to whole pages; `page_size` 0 is the device's usual one. Raises ModelUnusable."""
+        place = torch.device(device)
+        size = page_size or (CUDA_PAGE_SIZE if place.type == "cuda" else CPU_PAGE_SIZE)
+        if kv_tokens < size:
+            raise ModelUnusable(f"a KV cache of {kv_tokens} tokens holds no page of {size}")
+        return cls(
+            folder=Path(folder),
+            card=ModelCard.read(folder),
+            dtype=choose_dtype(dtype, place),
+            device=place,
+            page_size=size,
+            num_pages=kv_tokens // size + NUM_RESERVED_PAGES,
+            attention=attention,
+        )
+
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """One page in the exchange layout, of all ranks together."""
+        card = self.card
+        return (card.num_layers, 2, self.page_size, card.num_kv_heads, card.head_dim)
+
+    @property
+    def page_bytes(self) -> int:
+        return math.prod(self.page_shape) * self.dtype.itemsize
+
+    def kv_format(self) -> str:
+        """Names what a page's bytes mean, on however many ranks. Reads samples of the weights."""
+        return f"torch {self.dtype} {list(self.page_shape)} of {fingerprint(self.folder)}"
+
+    def identity(self) -> str:
+        """What ranks must have in common."""
+        return f"{self.kv_format()}, {self.num_pages} pages, {self.device.type}"
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 where the device computes in it, else float32 on CPU and float16 on CUDA."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise ValueError(f"dtype {name!r} is not one of auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if _cpu_computes_bfloat16() else torch.float32
+
+
+def _cpu_computes_bfloat16() -> bool:
+    """AVX512-BF16 or AMX. Without them bf16 is emulated and slower than float32."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
