@@ -17,22 +17,41 @@ from actors.ingress.errors import Invalid
 E = TypeVar("E", bound=Enum)
 
 MAX_ID_BYTES = 256
+MAX_JSON_DEPTH = 254
+"""As deep as what was read can be written again: to workers, templates and stores."""
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """The request body as a JSON object. Raises Invalid for anything else.
 
-    The parser refuses invalid UTF-8, lone surrogates, NaN and absurd nesting; its own words are not passed on.
+    The parser refuses invalid UTF-8, lone surrogates and NaN; its own words are not passed on.
     """
     try:
         tree = orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        if "limit" in error.msg:  # of nesting: the parser has no other
+            raise _too_deep() from None
         where = f" (line {error.lineno}, column {error.colno})" if error.pos else ""
         raise Invalid(None, f"The body is not valid JSON in UTF-8{where}.", code="invalid_json") from None
     if not isinstance(tree, dict):
         raise Invalid(None, "The body must be a JSON object.", code="invalid_json")
+    if body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH:
+        _check_depth(tree)
     return tree
+
+
+def _check_depth(tree: dict[str, Any]) -> None:
+    """Raises Invalid. Writing it is the cheapest way to find out: a walk in Python through 16 MB takes seconds."""
+    try:
+        orjson.dumps(tree)
+    except orjson.JSONEncodeError:
+        raise _too_deep() from None
+
+
+def _too_deep() -> Invalid:
+    message = f"The body is nested too deeply: at most {MAX_JSON_DEPTH} levels of arrays and objects are read."
+    return Invalid(None, message, code="invalid_json")
 
 
 class Fields:
