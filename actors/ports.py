@@ -14,6 +14,7 @@ from actors.messages import (
     ForkSession,
     GetSession,
     OpenSession,
+    PauseMode,
     SessionMode,
     SessionRolledBack,
     Submit,
@@ -29,6 +30,10 @@ class WorkerGone(Exception):
 
 class NoWorker(Exception):
     """No worker is ready to take this request."""
+
+
+class PoolAway(NoWorker):
+    """The pool cannot be reached. Whether it did what was asked is unknown."""
 
 
 class WeightsGone(NoWorker):

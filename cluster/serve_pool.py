@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from actors.messages import Abort, Event, SessionMode, SessionRolledBack, Submit
-from actors.ports import Ask, Member, NoWorker, Placement, WorkerGone, WorkerPort
+from actors.ports import Ask, Member, NoWorker, Placement, PoolAway, WorkerGone, WorkerPort
 from actors.records import PutStatus, ResultClaim, SessionRecord, StoreError
 from cluster.answers import DOWN, EXPECTED, OK, Answer, refusal, unwrap
 from cluster.pool import Pool
@@ -112,7 +112,7 @@ class ServePool:
             "capacity_tokens": capacity_tokens,
             "max_sessions": max_sessions,
         }
-        placed: Placement = unwrap(await self._call("open_session", (tenant, session_id), options), NoWorker)
+        placed: Placement = unwrap(await self._call("open_session", (tenant, session_id), options), PoolAway)
         return placed
 
     async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
@@ -127,7 +127,7 @@ class ServePool:
         self, tenant: str, session_id: str, *, source_id: str, turn: str | None, max_sessions: int | None = None
     ) -> Placement:
         options = {"source_id": source_id, "turn": turn, "max_sessions": max_sessions}
-        placed: Placement = unwrap(await self._call("fork_session", (tenant, session_id), options), NoWorker)
+        placed: Placement = unwrap(await self._call("fork_session", (tenant, session_id), options), PoolAway)
         return placed
 
     async def rollback_session(self, tenant: str, session_id: str, *, turn: str) -> SessionRolledBack:

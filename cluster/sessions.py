@@ -27,7 +27,7 @@ from configs import ClusterConfig, SessionConfig
 logger = logging.getLogger("remora.pool")
 
 NO_WORKER_WAIT_S = 10.0
-"""How long a session waits here for a worker to be ready before its request is told that there is none."""
+"""How long a session waits here for a worker to be ready; its ingress asks again, for as long as it has patience."""
 LOST_PAUSE_S = 0.1
 SEE_OFF_PAUSE_S = 0.5
 """Between looks at sessions of a drained worker that had a turn the last time."""

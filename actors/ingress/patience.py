@@ -11,7 +11,8 @@ from configs.schema import TimeoutConfig
 
 
 class Patience:
-    """The waiting clock runs until the first token; after that, only a worker that was lost makes it look again."""
+    """The waiting clock runs until the first token; after that, only a worker that was lost makes it look again.
+    Where no waiting clock runs, `park_s` is how long a search may take."""
 
     def __init__(self, submit: Submit, meter: Meter, timeouts: TimeoutConfig, park_s: float) -> None:
         self._submit = submit
@@ -28,8 +29,9 @@ class Patience:
         self._began = self._began or began
 
     def left_s(self) -> float:
-        limits = [limit for limit in (self._waiting_s(), self._submit.deadline_s) if limit]
-        return max(0.001, min([*limits, self._lost_at_s + self._park_s]) - self._meter.elapsed_s())
+        waiting_s = self._waiting_s() or self._lost_at_s + self._park_s
+        limit_s = min(waiting_s, self._submit.deadline_s or waiting_s)
+        return max(0.001, limit_s - self._meter.elapsed_s())
 
     def check(self) -> None:
         """Raises ApiError when it is over."""
@@ -40,7 +42,7 @@ class Patience:
         if waiting_s and spent_s >= waiting_s:
             message = "The waiting timeout passed before a worker was ready."
             raise ApiError(Reason.WAITING_TIMEOUT, message, stage=Stage.ROUTING)
-        if spent_s >= self._lost_at_s + self._park_s:
+        if not waiting_s and spent_s >= self._lost_at_s + self._park_s:
             raise ApiError(Reason.WORKER_LOST, "No worker is ready. Please try again.", stage=Stage.ROUTING)
 
     def with_clocks(self, submit: Submit) -> Submit:

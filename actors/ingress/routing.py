@@ -11,25 +11,29 @@ import math
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from actors.ingress import placement
 from actors.ingress.channel import Channels, spawn
 from actors.ingress.errors import ApiError, weights_gone
+from actors.ingress.parking import Parking
 from actors.ingress.part_meters import Meter
 from actors.ingress.running import Running
 from actors.messages import OnBusy, Reason, SessionMode, Stage, Submit, TurnOf
-from actors.ports import Member, NoWorker, Placement, PoolPort, SessionLimit, WeightsGone
+from actors.ports import Member, NoWorker, Placement, PoolAway, PoolPort, SessionLimit, WeightsGone
 from actors.records import SessionExists, SessionUnknown, StoreError
 from configs.schema import ClusterConfig, TimeoutConfig
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_CACHED_PLACEMENTS = 100_000
 MAX_STALE_S = 30.0
 POOL_ANSWER_S = 10.0
 POOL_SOON_S = 1.0
+ASK_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,11 @@ class Target:
 
 
 class Router:
-    """Places requests. Raises ApiError for what no retry can mend, NoWorker and WorkerGone for what one may."""
+    """Places requests. Raises ApiError for what no retry can mend, NoWorker and WorkerGone for what one may.
+
+    `park_s`: how long a request without a waiting timeout looks for a worker; by default as long as it takes to find
+    out that one is dead, and to start another.
+    """
 
     def __init__(
         self,
@@ -83,7 +91,7 @@ class Router:
         *,
         cluster: ClusterConfig,
         timeouts: TimeoutConfig,
-        park_s: float = 60.0,
+        park_s: float | None = None,
         max_sessions: Callable[[str], int | None] = lambda tenant: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -91,7 +99,8 @@ class Router:
         self.pool = pool
         self.channels = Channels(pool, self.ingress_id, patience_s=cluster.dead_s)
         self.timeouts = timeouts
-        self.park_s = park_s
+        self.park_s = cluster.dead_s + cluster.start_timeout_s if park_s is None else park_s
+        self.parking = Parking(self._has_ready_worker)
         self.submit_s = cluster.dead_s
         self.max_sessions = max_sessions
         self.clock = clock
@@ -180,6 +189,7 @@ class Router:
             running.end_here(Reason.SHUTDOWN, "The server is shutting down.")
         if self._refreshing is not None:
             self._refreshing.cancel()
+        await self.parking.stop()
         await self.channels.stop()
 
     async def _stateless(self, affinity: str | None, avoid: str | None) -> Target:
@@ -189,9 +199,29 @@ class Router:
         loads = {m.worker_id: max(m.load, mine.get(m.worker_id, 0)) for m in others or members}
         worker_id = placement.choose(affinity, loads)
         if worker_id is None:
-            await self.pool.wake()
             raise NoWorker("no worker is ready")
         return Target(worker_id)
+
+    async def _has_ready_worker(self) -> bool:
+        """Raises NoWorker when the pool cannot be reached."""
+        if placement.ready(await self.members(fresh=True)):
+            return True
+        await self.pool.wake()
+        return False
+
+    async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The pool's answer to something that takes a worker, asked again until one is ready or the time is over that
+        a request may wait for one. Raises NoWorker, and what `ask` does."""
+        give_up_at = self.clock() + (self.timeouts.waiting_s or self.park_s)
+        while True:
+            try:
+                return await ask()
+            except (WeightsGone, PoolAway):  # The pool may have done it: asked again, it would say that it is there.
+                raise
+            except NoWorker:
+                if self.clock() >= give_up_at:
+                    raise
+            await asyncio.sleep(ASK_AGAIN_S)
 
     async def _find(self, tenant: str, use: SessionUse, avoid: str | None) -> Placement:
         if use.create and avoid is None:

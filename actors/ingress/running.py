@@ -76,7 +76,7 @@ class Running:
             if self._stored is not None:
                 return self._account(self._stored)
             if self._ended_here is not None and self._ended_here.done():
-                return self._finish(self._ended_here.result(), ())
+                return self._finish(self._ended_here.result(), Batch())
             if self._line is None or self._placing is not None:
                 if not await self._placed(timeout_s):
                     return Batch()
@@ -89,7 +89,7 @@ class Running:
                 await self._back_off(batch.end, began=bool(self.delivered or batch.ids))
                 if not batch.ids:
                     continue
-                batch = Batch(batch.ids)
+                batch = replace(batch, end=None)
             if batch.end is not None and self._keeper is not None:
                 await self._keeper.settle(batch.end, (*self._told, *batch.ids))
             return self._account(batch)
@@ -158,11 +158,12 @@ class Running:
     async def _place(self) -> None:
         """One attempt after the other until a worker has the request. Raises ApiError."""
         while True:
+            parked = False
             try:
                 await self._submit(await self._find_target())
                 return
             except NoWorker:
-                pass
+                parked = self.call.session is None  # The pool itself holds those that have one.
             except WorkerGone:
                 self._tell_abort(Reason.WORKER_LOST)  # It may have the message all the same.
                 if self._line is not None:
@@ -171,7 +172,10 @@ class Running:
                     return
                 self._give_up_attempt()
             self._patience.check()
-            await self._pause()
+            if parked:
+                await self._router.parking.wait(self._patience.left_s())
+            else:
+                await self._pause()
 
     async def _find_target(self) -> Target:
         """Raises NoWorker also when the pool does not answer for as long as this request may wait."""
@@ -257,14 +261,14 @@ class Running:
             self._meter.tokens(len(batch.ids))
             if self.call.resume or self._keeper is not None:
                 self._told.extend(batch.ids)
-        return batch if batch.end is None else self._finish(batch.end, batch.ids)
+        return batch if batch.end is None else self._finish(batch.end, batch)
 
-    def _finish(self, end: Finished, ids: tuple[int, ...]) -> Batch:
+    def _finish(self, end: Finished, batch: Batch) -> Batch:
         self._leave()
         if end.redirect:  # Out of tries: an owner could not be found.
             end = self._own_end(Reason.WORKER_LOST, "The session's owner could not be found. Please try again.")
         self._meter.end_with(end)
-        return Batch(ids, end)
+        return replace(batch, end=end)
 
     def _lost(self, why: str) -> Finished:
         message = f"The request was running on a worker that was lost ({why}). Please send it again."

@@ -47,8 +47,9 @@ async def open_session(ingress: Ingress, request: Request) -> Response:
         idle_timeout_s=read_idle_timeout(fields, ingress.config),
         capacity_tokens=read_capacity(fields),
     )
+    tenant = _tenant(request)
     try:
-        placement = await ingress.router.open_session(_tenant(request), session_id, use)
+        placement = await ingress.router.patiently(lambda: ingress.router.open_session(tenant, session_id, use))
     except SessionExists:
         raise _exists() from None
     log.info("session %a opened on %s", session_id, placement.worker_id)
@@ -92,8 +93,10 @@ async def fork_session(ingress: Ingress, request: Request) -> Response:
     turn = fields.identifier("turn")
     tenant = _tenant(request)
     try:
-        placement = await ingress.pool.fork_session(
-            tenant, session_id, source_id=source_id, turn=turn, max_sessions=ingress.max_sessions(tenant)
+        placement = await ingress.router.patiently(
+            lambda: ingress.pool.fork_session(
+                tenant, session_id, source_id=source_id, turn=turn, max_sessions=ingress.max_sessions(tenant)
+            )
         )
     except SessionExists:
         raise _exists() from None
