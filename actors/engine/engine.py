@@ -59,6 +59,7 @@ from actors.messages import (
     RollbackSession,
     Shutdown,
     Submit,
+    TokenLogprobs,
     Tokens,
     ToWorker,
 )
@@ -223,15 +224,19 @@ class Engine:
         request.computed = item.start + item.count
         self.core.kv.publish(request.uid, request.computed, in_flight=request.inflight > 0)
         if item.samples:
-            self._append(request, result.sampled[item.uid], now)
+            self._append(request, result.sampled[item.uid], result.logprobs.get(item.uid), now)
 
-    def _append(self, request: Request, token: int, now: float) -> None:
+    def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
         index = request.num_output
         request.tokens.append(token)
         self.core.totals.output_tokens += 1
         submit = request.submit
         prompt = b"" if index > len(submit.resumed_ids) else prompt_digest(request)
-        event = Tokens(ingress=submit.ingress, key=submit.key, index=index, ids=(token,), prompt=prompt)
+        told = () if logprobs is None else (logprobs,)
+        request.logprobs.extend(told)
+        event = Tokens(
+            ingress=submit.ingress, key=submit.key, index=index, ids=(token,), prompt=prompt, logprobs=told
+        )
         self.core.out.append(event)
         for follower in request.followers:
             self.core.out.append(replace(event, ingress=follower.ingress, key=follower.key))

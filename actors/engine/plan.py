@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from actors.messages import SamplingParams
+from actors.messages import SamplingParams, TokenLogprobs
 
 NULL_PAGE = 0
 """Page of zeros: what unused page-table entries name."""
@@ -59,8 +59,10 @@ class StepResult:
 
     `failed[uid]`: a request the runner could not compute, with a message; the others of the step are unaffected.
     `dead_ends[uid]`: a request whose grammar allows no token after its output so far, with a message.
+    `logprobs[uid]`: of the chosen token, for items that ask for them.
     """
 
     sampled: dict[int, int]
     failed: dict[int, str] = field(default_factory=dict)
     dead_ends: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)

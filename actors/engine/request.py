@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from actors.engine.kv.keys import PrefixKeys
-from actors.messages import Outcome, Reason, SamplingParams, Stage, Submit
+from actors.messages import Outcome, Reason, SamplingParams, Stage, Submit, TokenLogprobs
 
 if TYPE_CHECKING:
     from actors.engine.sessions import Session
@@ -146,6 +146,8 @@ class Request:
     stops: StopStrings | None = None
     grammar_asked: bool = False
     """The shell was asked to compile its grammar, and has to be told when the request is over."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the last output tokens: of all that were made here, where they are asked for."""
     followers: list[Follower] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from actors.messages import Abort, Finished, Reason, TokenIds, Tokens
+from actors.messages import Abort, Finished, Reason, TokenIds, TokenLogprobs, Tokens
 from actors.ports import PoolPort, WorkerGone, WorkerPort
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ class Batch:
 
     ids: TokenIds = ()
     end: Finished | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the last of `ids`, where they were asked for."""
 
 
 class Line:
@@ -41,6 +43,7 @@ class Line:
         self.on_backlog: Callable[[int], None] | None = None
         """Told how many ids wait each time some are added, while a send is blocked (rule A8)."""
         self._ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._end: Finished | None = None
         self._lost: str | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -83,9 +86,10 @@ class Line:
         if not self._ids and not self.over:
             await self._wait(timeout_s, tokens=True)
         ids, self._ids = tuple(self._ids), []
+        logprobs, self._logprobs = tuple(self._logprobs), []
         if self._lost is not None and not ids:
             raise WorkerGone(self._lost)
-        return Batch(ids, self._end)
+        return Batch(ids, self._end, logprobs)
 
     def _push_tokens(self, event: Tokens) -> bool:
         if event.index > self.received:
@@ -95,6 +99,8 @@ class Line:
         fresh = event.ids[self.received - event.index :]
         self.received += len(fresh)
         self._ids.extend(fresh)
+        if event.logprobs and fresh:
+            self._logprobs.extend(event.logprobs[-len(fresh) :])
         if self.on_backlog is not None:
             self.on_backlog(len(self._ids))
         if self._wants_tokens:

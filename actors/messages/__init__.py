@@ -23,7 +23,9 @@ from actors.messages.control import (
     IngressLost,
     LeaveSession,
     OpenSession,
+    Pause,
     ReceiveSession,
+    Resume,
     RollbackSession,
     Shutdown,
     ToWorker,
@@ -46,10 +48,12 @@ from actors.messages.requests import (
 from actors.messages.words import (
     OnBusy,
     Outcome,
+    PauseMode,
     Reason,
     SessionMode,
     Stage,
     TokenIds,
+    TokenLogprobs,
 )
 
 __all__ = [
@@ -71,9 +75,12 @@ __all__ = [
     "OnBusy",
     "OpenSession",
     "Outcome",
+    "Pause",
+    "PauseMode",
     "Reason",
     "ReceiveSession",
     "Reply",
+    "Resume",
     "RollbackSession",
     "SamplingParams",
     "SessionClosed",
@@ -86,6 +93,7 @@ __all__ = [
     "Submit",
     "ToWorker",
     "TokenIds",
+    "TokenLogprobs",
     "Tokens",
     "TurnOf",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.messages.requests import Abort, Submit
-from actors.messages.words import Reason, SessionMode
+from actors.messages.words import PauseMode, Reason, SessionMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,24 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Compute nothing until `Resume`. Requests are taken in and wait; clocks run on, aborts and sessions work as ever.
+    Answered by `Reply[int]`, once no step is under way: requests that are held.
+
+    `mode`: what becomes of those that there are. A second pause does to them what its own mode says."""
+
+    mode: PauseMode = PauseMode.IN_PLACE
+    ask: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Go on computing. Answered by `Reply[int]`: requests that go on. Nothing happens where nothing is paused."""
+
+    ask: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveSession:
     """Give up a session that is in memory here and in which nothing runs or waits: another worker is about to own it
     (rules P3, T5). Answered by `Reply[SessionLeft]`, after its KV was copied if that is to come along.
@@ -143,6 +161,8 @@ ToWorker = (
     | GetSession
     | FlushCache
     | Drain
+    | Pause
+    | Resume
     | LeaveSession
     | ReceiveSession
     | IngressLost

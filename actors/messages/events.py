@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from actors.messages.words import Outcome, Reason, Stage, TokenIds
+from actors.messages.words import Outcome, Reason, Stage, TokenIds, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,13 +12,16 @@ class Tokens:
     """New output tokens of a request. `index` is the output position of `ids[0]`: a gap means a lost event.
 
     `prompt`: with the first tokens of a turn, a digest of the whole prompt that they were made from: who wants to go on
-    with them elsewhere has to go on from the same."""
+    with them elsewhere has to go on from the same.
+    `logprobs`: of the last of `ids`, as many as there are, where they were asked for. Output that was made elsewhere, or
+    stored, has none."""
 
     ingress: str
     key: str
     index: int
     ids: TokenIds
     prompt: bytes = b""
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 CANNOT_RESUME = "on_worker_lost"

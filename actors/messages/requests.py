@@ -17,6 +17,7 @@ class SamplingParams:
     `seed` names the request's own random stream: token n depends on (seed, n) and the logits alone, so neither
     batching, preemption nor a move to another worker changes it (rule I3).
     `max_tokens` None means "as many as the context allows".
+    `logprobs`: how many of the likeliest tokens to tell beside each chosen one's log probability; None: tell none.
     """
 
     max_tokens: int | None = None
@@ -33,6 +34,7 @@ class SamplingParams:
     stop_token_ids: TokenIds = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    logprobs: int | None = None
 
     @property
     def penalised(self) -> bool:

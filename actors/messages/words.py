@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from enum import Enum
 
+TokenLogprobs = tuple[float, tuple[tuple[int, float], ...]]
+"""Of one output token: its natural log probability under the model itself, before penalties, bias and temperature; and
+(id, log probability) of the likeliest tokens, likeliest first."""
+
 TokenIds = tuple[int, ...]
 
 
@@ -60,6 +64,15 @@ class SessionMode(str, Enum):
 
     TREE = "tree"
     STREAMING = "streaming"
+
+
+class PauseMode(str, Enum):
+    """What becomes of requests when generation is paused. `ABORT`: they end. `RETRACT`: they give their pages back and
+    wait. `IN_PLACE`: they stay as they are."""
+
+    ABORT = "abort"
+    RETRACT = "retract"
+    IN_PLACE = "in_place"
 
 
 class OnBusy(str, Enum):

@@ -11,6 +11,7 @@ Its weights are a number that goes into every hash: KV of other weights is as wr
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from actors.engine.plan import NUM_RESERVED_PAGES, PlanItem, StepPlan, StepResult
+from actors.messages import TokenLogprobs
 from actors.runner.base import RunnerInfo
 from actors.runner.copied import Copied, check_length
 from actors.runner.grammar.matchers import DeadEnd, Matchers, matchers_for
@@ -108,20 +110,24 @@ class ToyRunner:
             self.step_log.append(tuple(item.uid for item in plan.items))
         sampled: dict[int, int] = {}
         dead_ends: dict[int, str] = {}
+        logprobs: dict[int, TokenLogprobs] = {}
         with self._kv_lock:
             for item in plan.items:
                 self._write(item)
             for item in plan.items:
                 if item.samples:
                     try:
-                        sampled[item.uid] = self.choose(item)
+                        sampled[item.uid] = token = self.choose(item)
+                        if item.sampling.logprobs is not None:
+                            logprobs[item.uid] = toy_logprobs(token, item.sampling.logprobs)
                     except DeadEnd as error:
                         dead_ends[item.uid] = str(error)
         # The next step may be launched already and name a request that met its dead end here.
         self._last = {**dict.fromkeys(dead_ends, 0), **sampled}
         now = self._clock()
         self._busy_until = max(now, self._busy_until) + self._step_s
-        return ToyHandle(StepResult(sampled=sampled, dead_ends=dead_ends), self._busy_until, self._clock, self._sleep)
+        result = StepResult(sampled=sampled, dead_ends=dead_ends, logprobs=logprobs)
+        return ToyHandle(result, self._busy_until, self._clock, self._sleep)
 
     def read_pages(self, pages: Sequence[int]) -> Copied[bytes]:
         with self._kv_lock:
@@ -180,6 +186,13 @@ def toy_weights(path: str) -> tuple[str, int]:
         return "toy", 0
     digest = hashlib.blake2b(Path(path).read_bytes(), digest_size=6).digest()
     return f"toy-{digest.hex()}", int.from_bytes(digest, "big") << 16
+
+
+def toy_logprobs(token: int, count: int) -> TokenLogprobs:
+    """There are no probabilities here: the chosen token has half of it, those that follow it in the vocabulary half of
+    the rest each."""
+    likeliest = tuple(((token + at) % TOY_VOCAB_SIZE, -math.log(2) * (at + 1)) for at in range(count))
+    return -math.log(2), likeliest
 
 
 def toy_continuation(

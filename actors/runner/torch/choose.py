@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from actors.engine.plan import StepResult
+from actors.messages import TokenLogprobs
 from actors.runner.grammar.matchers import DeadEnd, Matchers
 from actors.runner.torch.inputs import SampleRow
-from actors.runner.torch.sampler import NO_TOKEN, sample
+from actors.runner.torch.sampler import NO_TOKEN, logprobs_of, sample, told_logprobs
 
 _OFF = float("-inf")
 _NOT_FINITE = "the model's logits are not finite"
@@ -19,6 +20,7 @@ def choose(
 ) -> StepResult:
     """logits: float32 [len(rows), vocab_size], changed in place. `last`: what the step before sampled, by uid."""
     dead_ends: dict[int, str] = {}
+    before = logprobs_of(logits, rows)
     for index, row in enumerate(rows):
         if row.constrained:
             try:
@@ -27,11 +29,19 @@ def choose(
                 dead_ends[row.uid] = str(error)
     chosen = dict(zip((row.uid for row in rows), sample(logits, rows, last, eos_ids), strict=True))
     living = {uid: token for uid, token in chosen.items() if uid not in dead_ends}
+    sampled = {uid: token for uid, token in living.items() if token != NO_TOKEN}
     return StepResult(
-        sampled={uid: token for uid, token in living.items() if token != NO_TOKEN},
+        sampled=sampled,
         failed={uid: _NOT_FINITE for uid, token in living.items() if token == NO_TOKEN},
         dead_ends=dead_ends,
+        logprobs=_told(before, rows, sampled),
     )
+
+
+def _told(before: dict[int, Tensor], rows: list[SampleRow], sampled: dict[int, int]) -> dict[int, TokenLogprobs]:
+    """Log probabilities by uid, of the rows that asked for them and have a token."""
+    asked = {rows[index].uid: (logprobs, rows[index].sampling.logprobs or 0) for index, logprobs in before.items()}
+    return {uid: told_logprobs(asked[uid][0], sampled[uid], asked[uid][1]) for uid in asked if uid in sampled}
 
 
 def _constrain(logits: Tensor, row: SampleRow, last: dict[int, int], matchers: Matchers | None) -> None:

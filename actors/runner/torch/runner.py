@@ -94,7 +94,7 @@ class TorchRunner:
         self._thread = ThreadPoolExecutor(1, "remora-compute", initializer=partial(torch.set_num_threads, threads))
         try:
             self._model: StepModel | None = self._thread.submit(self._load, backend).result()
-            self._info = replace(self._info, kv_format=setup.kv_format())
+            self._info = replace(self._info, kv_format=setup.kv_format(), weights=setup.weights())
         except BaseException:
             self._thread.shutdown()
             raise
@@ -175,6 +175,7 @@ class TorchRunner:
             sampled={uid: token for result in results for uid, token in result.sampled.items()},
             failed={uid: message for result in results for uid, message in result.failed.items()},
             dead_ends={uid: message for result in results for uid, message in result.dead_ends.items()},
+            logprobs={uid: told for result in results for uid, told in result.logprobs.items()},
         )
 
     def _alone(self, inputs: StepInputs, row: int) -> StepResult:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from actors.messages import SamplingParams
+from actors.messages import SamplingParams, TokenLogprobs
 from actors.runner.randomness import uniform
 from actors.runner.torch.inputs import SampleRow
 
@@ -36,6 +36,22 @@ def sample(logits: Tensor, rows: list[SampleRow], last: dict[int, int], eos_ids:
         elif row.sampling.temperature > 0:
             chosen[index] = draw(logits[index], row.sampling, uniform(row.sampling.seed, row.output_index))
     return chosen
+
+
+def logprobs_of(logits: Tensor, rows: list[SampleRow]) -> dict[int, Tensor]:
+    """What the rows that ask for log probabilities need of the logits before `sample` changes them: float32
+    [vocab_size] each, by index of the row."""
+    return {
+        index: logits[index].log_softmax(dim=-1)
+        for index, row in enumerate(rows)
+        if row.sampling.logprobs is not None
+    }
+
+
+def told_logprobs(logprobs: Tensor, token: int, count: int) -> TokenLogprobs:
+    """The chosen token's, and the `count` likeliest. `logprobs`: float32 [vocab_size]."""
+    values, ids = logprobs.topk(min(count, len(logprobs)))
+    return float(logprobs[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True))
 
 
 def needs_adjusting(row: SampleRow) -> bool:

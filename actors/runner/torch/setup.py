@@ -66,9 +66,13 @@ class ModelSetup:
     def page_bytes(self) -> int:
         return math.prod(self.page_shape) * self.dtype.itemsize
 
+    def weights(self) -> str:
+        """A name for the weights. Reads samples of them."""
+        return fingerprint(self.folder)
+
     def kv_format(self) -> str:
         """Names what a page's bytes mean, on however many ranks. Reads samples of the weights."""
-        return f"torch {self.dtype} {list(self.page_shape)} of {fingerprint(self.folder)}"
+        return f"torch {self.dtype} {list(self.page_shape)} of {self.weights()}"
 
     def identity(self) -> str:
         """What ranks must have in common."""
