@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 
 from configs import rollout, scaling
-from configs.schema import AuthConfig, RemoraConfig, StoreConfig, TenantLimits
+from configs.schema import AuthConfig, IngressConfig, RemoraConfig, StoreConfig, TenantLimits
 
 T = TypeVar("T")
 
@@ -21,6 +21,7 @@ EVERY_TENANT = "*"
 """In `tenants`: the limits of those not named."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-_\[\]:]{1,255}")
 
 
 class ConfigError(ValueError):
@@ -66,7 +67,8 @@ def from_tree(cls: type[T], tree: object, path: str = "") -> T:
 def to_tree(config: RemoraConfig) -> dict[str, Any]:
     """The inverse of `from_tree`: plain dicts, lists and scalars, ready for YAML, JSON or an actor's argument."""
     tree = dataclasses.asdict(config)
-    tree["ingress"]["affinity_headers"] = list(config.ingress.affinity_headers)
+    for name in ("affinity_headers", "cors_origins"):
+        tree["ingress"][name] = list(getattr(config.ingress, name))
     return tree
 
 
@@ -88,8 +90,7 @@ def check(config: RemoraConfig) -> RemoraConfig:
     for path, (value, least) in at_least.items():
         if value < least:
             raise ConfigError(f"{path}: {value} is too small; it must be at least {least}")
-    if config.ingress.port > 65535:
-        raise ConfigError(f"ingress.port: {config.ingress.port} is too large; it must be at most 65535")
+    check_edge(config.ingress)
     if config.engine.grammar_timeout_s <= 0:
         raise ConfigError(f"engine.grammar_timeout_s: {config.engine.grammar_timeout_s}; it must be above 0")
     if not 0 <= config.hibernate.below < 1:
@@ -110,6 +111,21 @@ def check(config: RemoraConfig) -> RemoraConfig:
     check_auth(config.auth)
     check_tenants(config.tenants, "tenants")
     return config
+
+
+def check_edge(ingress: IngressConfig) -> None:
+    """Raises ConfigError."""
+    if ingress.port > 65535:
+        raise ConfigError(f"ingress.port: {ingress.port} is too large; it must be at most 65535")
+    if ingress.max_header_bytes < 1024:
+        raise ConfigError(f"ingress.max_header_bytes: {ingress.max_header_bytes}; it must be at least 1024")
+    if ingress.body_timeout_s < 0:
+        raise ConfigError(f"ingress.body_timeout_s: {ingress.body_timeout_s}; it must be 0 or more")
+    if bool(ingress.tls_certificate) != bool(ingress.tls_key):
+        raise ConfigError("ingress.tls_certificate and ingress.tls_key are given both or neither")
+    for index, origin in enumerate(ingress.cors_origins):
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(f"ingress.cors_origins[{index}]: {origin!r} is no origin, such as https://chat.example.com")
 
 
 def check_store(store: StoreConfig) -> None:

@@ -180,6 +180,10 @@ class IngressConfig:
     `keepalive_after_s`: rule E3. `stall_timeout_s`, `send_buffer_bytes`: rule A8.
     `affinity_headers`: headers that steer placement and nothing else (rule P5).
     `access_log`: a file for one JSON line per request: no bodies, no keys, ids escaped. Empty = none.
+    `max_header_bytes`: of a request's path, query and headers together. `body_timeout_s`: how long a client may take to
+    send its body; 0 = as long as it likes.
+    `cors_origins`: web pages of these origins (`https://chat.example.com`; `*` = any) may use the API; none by default.
+    `tls_certificate`, `tls_key`: PEM files, the same on every node with an HTTP proxy; both or neither.
     """
 
     host: str = "127.0.0.1"
@@ -200,6 +204,11 @@ class IngressConfig:
         "x-litellm-session-id",
     )
     access_log: str = ""
+    max_header_bytes: int = 64 * 2**10
+    body_timeout_s: float = 60.0
+    cors_origins: tuple[str, ...] = ()
+    tls_certificate: str = ""
+    tls_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
