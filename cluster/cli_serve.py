@@ -16,6 +16,7 @@ from typing import Any
 from actors.model.errors import ModelError
 from actors.records import StoreError
 from cluster import environment
+from cluster.http_edge import scheme
 from cluster.located import APP_NAME, model_name, with_store_file, with_vocabulary
 from cluster.usage import UsageError
 from configs import RemoraConfig
@@ -148,7 +149,7 @@ def await_workers(config: RemoraConfig, application: str = APP_NAME) -> list[dic
 def ready_line(config: RemoraConfig, rows: list[dict[str, Any]]) -> str:
     tokens = sum(int(row["kv_tokens"]) for row in rows)
     host = "127.0.0.1" if config.ingress.host in ("0.0.0.0", "::") else config.ingress.host
-    url = f"http://{f'[{host}]' if ':' in host else host}:{config.ingress.port}/v1"
+    url = f"{scheme(config)}://{f'[{host}]' if ':' in host else host}:{config.ingress.port}/v1"
     plural = "worker" if len(rows) == 1 else "workers"
     return f"ready: {model_name(config)} on {len(rows)} {plural}, {tokens:,} KV tokens, {url} (Ctrl-C stops it)"
 

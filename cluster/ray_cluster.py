@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from cluster import processes
 from cluster.app import build_app
 from cluster.environment import PACKAGES, code_root, is_checkout
+from cluster.http_edge import http_options
 from cluster.located import APP_NAME
 from cluster.ray_errors import cause_of
 from cluster.ray_runtime import end_actors, open_remote_store
@@ -73,13 +74,14 @@ def _refuse_a_second() -> None:
 def deploy(cluster: Cluster) -> None:
     """Store, pool and ingress. Returns when HTTP answers; workers may still be starting.
 
-    Raises StoreError when the sessions' file cannot be opened, and RuntimeError when the application does not start.
+    Raises StoreError when the sessions' file cannot be opened, ConfigError for TLS that cannot be had, and RuntimeError
+    when the application does not start.
     """
     config = cluster.config
     open_remote_store(config)
     serve.start(
         proxy_location="EveryNode" if cluster.address else "HeadOnly",
-        http_options={"host": config.ingress.host, "port": config.ingress.port},
+        http_options=http_options(config, os.environ),
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
     try:
