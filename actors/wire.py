@@ -35,6 +35,8 @@ _KINDS: dict[int, type] = {
     11: messages.Drain,
     12: messages.LeaveSession,
     13: messages.ReceiveSession,
+    14: messages.Pause,
+    15: messages.Resume,
     20: messages.Tokens,
     21: messages.Finished,
     22: messages.Reply,

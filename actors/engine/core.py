@@ -71,6 +71,8 @@ class Core:
     forecast: Forecast = field(default_factory=Forecast)
     totals: Totals = field(default_factory=Totals)
     out: list[Output] = field(default_factory=list)
+    paused: bool = False
+    """Nothing is planned."""
     free_sessions: list[Session] = field(default_factory=list)
     """Sessions whose lease was cleared in this verb: their next queued turn may start."""
 

@@ -36,6 +36,7 @@ from actors.engine.entry import Entry
 from actors.engine.following import Following, prompt_digest
 from actors.engine.hibernation import Hibernation
 from actors.engine.moving import Moving
+from actors.engine.pausing import Pausing
 from actors.engine.plan import PlanItem, StepPlan, StepResult
 from actors.engine.planner import Planner
 from actors.engine.request import Request, RequestState, Verdict
@@ -53,9 +54,11 @@ from actors.messages import (
     IngressLost,
     LeaveSession,
     OpenSession,
+    Pause,
     Reason,
     ReceiveSession,
     Reply,
+    Resume,
     RollbackSession,
     Shutdown,
     Submit,
@@ -82,6 +85,7 @@ class Engine:
         self._hibernation = Hibernation(self.core)
         self._moving = Moving(self.core, self._endings, self._hibernation)
         self._planner = Planner(self.core, self._hibernation)
+        self._pausing = Pausing(self.core, self._aborts, self._planner)
 
     def handle(self, message: ToWorker | EffectResult, now: float) -> list[Output]:
         """Take one message. A caller's mistake is answered by an event, never by an exception."""
@@ -132,6 +136,10 @@ class Engine:
             case Drain():
                 self._door.draining = True
                 self.core.out.append(Reply(ask=message.ask, value=True))
+            case Pause():
+                self._pausing.pause(message, now)
+            case Resume():
+                self._pausing.resume(message)
             case LeaveSession():
                 self._moving.leave(message, now)
             case IngressLost():
@@ -155,7 +163,7 @@ class Engine:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step's work; None when nothing can be computed, or `depth` more steps than one are in flight."""
-        if len(self.uncommitted) > self.settings.depth:
+        if self.core.paused or len(self.uncommitted) > self.settings.depth:
             return None
         plan = self._planner.plan(now)
         if plan is not None:
@@ -188,7 +196,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `plan` may have something to do."""
-        return bool(self.core.requests.num_waiting or self.core.requests.num_running)
+        return not self.core.paused and bool(self.core.requests.num_waiting or self.core.requests.num_running)
 
     @property
     def num_live(self) -> int:
@@ -234,9 +242,7 @@ class Engine:
         prompt = b"" if index > len(submit.resumed_ids) else prompt_digest(request)
         told = () if logprobs is None else (logprobs,)
         request.logprobs.extend(told)
-        event = Tokens(
-            ingress=submit.ingress, key=submit.key, index=index, ids=(token,), prompt=prompt, logprobs=told
-        )
+        event = Tokens(ingress=submit.ingress, key=submit.key, index=index, ids=(token,), prompt=prompt, logprobs=told)
         self.core.out.append(event)
         for follower in request.followers:
             self.core.out.append(replace(event, ingress=follower.ingress, key=follower.key))
@@ -261,6 +267,7 @@ class Engine:
 
     def _settle(self, now: float) -> list[Output]:
         """Let sessions whose lease was cleared go on: finish a close, or start the next queued turn."""
+        self._pausing.settle(len(self.uncommitted), now)
         while self.core.free_sessions:
             session = self.core.free_sessions.pop(0)
             if session.state is SessionState.CLOSING:

@@ -24,7 +24,7 @@ class Planner:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when there is nothing that could be computed now."""
-        self._preempt_wanted(now)
+        self.preempt_wanted(now)
         items: list[PlanItem] = []
         budget = self._core.settings.max_step_tokens
         budget -= self._add_decodes(items, budget, now)
@@ -174,7 +174,8 @@ class Planner:
                 return False
         return True
 
-    def _preempt_wanted(self, now: float) -> None:
+    def preempt_wanted(self, now: float) -> None:
+        """Take those out of the batch that are to leave it, as soon as no step under way names them."""
         for request in self._core.requests.running():
             if request.preempt_wanted and not request.inflight:
                 self._preempt(request, now)
@@ -187,5 +188,6 @@ class Planner:
         request.preemptions += 1
         request.computed = request.planned = 0
         self._core.totals.preemptions += 1
-        self._core.forecast.preempted()
+        if not self._core.paused:  # Else it was not for want of pages.
+            self._core.forecast.preempted()
         request.move(RequestState.WAITING, "preempted", now)

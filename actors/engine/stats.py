@@ -49,6 +49,7 @@ class EngineStats:
     """Requests that had waited no longer than each of `queue_times.BOUNDS_S` when they first ran, and all of them."""
     unreturned: int = 0
     """Requests that have ended or not, whose pages are not all back."""
+    paused: bool = False
     recently_ended: int = 0
     """Names of requests that ended a moment ago, kept for as long as a tombstone."""
 
@@ -89,4 +90,5 @@ def snapshot(core: Core, hibernated: Counts) -> EngineStats:
         queue_at_most=totals.queue_times.at_most(),
         unreturned=len(core.requests),
         recently_ended=len(core.ended),
+        paused=core.paused,
     )

@@ -42,6 +42,7 @@ def engine_row(stats: EngineStats, now: float) -> dict[str, object]:
         "oldest_wait_s": 0.0 if stats.oldest_arrival is None else round(now - stats.oldest_arrival, 3),
         "running": stats.running,
         "live": stats.live,
+        "paused": stats.paused,
         "sessions": stats.sessions,
         "resident_sessions": stats.resident_sessions,
         "requests_received": stats.received,

@@ -28,7 +28,9 @@ from actors.messages import (
     GetSession,
     LeaveSession,
     OpenSession,
+    Pause,
     ReceiveSession,
+    Resume,
     RollbackSession,
     Shutdown,
     Submit,
@@ -55,6 +57,8 @@ Ask = (
     | GetSession
     | FlushCache
     | Drain
+    | Pause
+    | Resume
     | LeaveSession
     | ReceiveSession
 )

@@ -16,7 +16,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actors.engine.plan import NUM_RESERVED_PAGES
-from actors.messages import CloseSession, Grammar, GrammarKind, OnBusy, Outcome, Reason, SessionMode
+from actors.messages import (
+    CloseSession,
+    Grammar,
+    GrammarKind,
+    OnBusy,
+    Outcome,
+    Pause,
+    PauseMode,
+    Reason,
+    Resume,
+    SessionMode,
+)
 from tests.engine.driver import Driver, Told, expected, expected_under
 
 pytestmark = pytest.mark.timeout(900)
@@ -245,7 +256,23 @@ class EngineMachine(RuleBasedStateMachine):
         self.driver.kv.room, self.driver.kv.harmed = 10**9, set()
         self.driver.hold_store = self.driver.hold_grammars = self.driver.hold_kv = False
         self._answer_all()
+        self.driver.handle(Resume())
         self.driver.run(5000)
+
+    @rule(mode=st.sampled_from(list(PauseMode)), steps=st.integers(0, 3), goes_on=st.sampled_from([True, True, False]))
+    def pause(self, mode: PauseMode, steps: int, goes_on: bool) -> None:
+        """Nothing is planned for a while; sometimes for as long as it takes somebody to let it go on."""
+        self.driver.handle(Pause(mode=mode))
+        for _ in range(steps):
+            self.driver.step()
+        assert self.driver.engine.plan(self.driver.now) is None
+        if goes_on:
+            self.driver.handle(Resume())
+
+    @precondition(lambda self: self.driver.engine.core.paused)
+    @rule()
+    def resume(self) -> None:
+        self.driver.handle(Resume())
 
     @rule()
     def launch_only(self) -> None:
@@ -411,6 +438,7 @@ class EngineMachine(RuleBasedStateMachine):
         driver = self.driver
         driver.hold_store = driver.hold_grammars = driver.hold_kv = False
         self._answer_all()
+        driver.handle(Resume())
         driver.run(5000)
         self.texts_are_right()
         assert all(told.end is not None for told in driver.told.values())

@@ -55,7 +55,10 @@ replies = st.builds(m.Reply, ask=st.integers(0, 99), value=st.none() | st.intege
 tokens = st.builds(m.Tokens, ingress=text, key=text, index=st.integers(0, 99), ids=ids)
 
 
-@given(submits | finished | replies | tokens | st.builds(m.Abort, keys=st.lists(text).map(tuple)))
+pauses = st.builds(m.Pause, mode=st.sampled_from(m.PauseMode), ask=count) | st.builds(m.Resume, ask=count)
+
+
+@given(submits | finished | replies | tokens | pauses | st.builds(m.Abort, keys=st.lists(text).map(tuple)))
 def test_round_trip(message: object) -> None:
     assert wire.decode(wire.encode(message)) == message
 
