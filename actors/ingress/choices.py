@@ -11,7 +11,7 @@ from actors.ingress.errors import is_answer
 from actors.ingress.parts import CallBegins, Part, PartReader, PlainReader, TextPart
 from actors.ingress.running import Running
 from actors.ingress.text import Decoder
-from actors.messages import Finished
+from actors.messages import Finished, TokenLogprobs
 
 
 class Choice:
@@ -26,12 +26,19 @@ class Choice:
         self.running = running
         self.parts: list[Part] = []
         self.end: Finished | None = None
+        self.logprobs: list[tuple[int, TokenLogprobs]] = []
+        """Of its tokens, with their ids, where they were asked for."""
+        self.fresh_logprobs: list[tuple[int, TokenLogprobs]] = []
+        """Those of the batch that was read last."""
         self.opened = False
         self._decoder = decoder
         self._reader = reader or PlainReader()
 
     def read(self, batch: Batch) -> list[Part]:
         """What a batch adds to the reply."""
+        known = batch.ids[len(batch.ids) - len(batch.logprobs) :]
+        self.fresh_logprobs = list(zip(known, batch.logprobs, strict=True))
+        self.logprobs += self.fresh_logprobs
         text = self._decoder.push(batch.ids) if batch.ids else ""
         if batch.end is not None:
             self.end = batch.end

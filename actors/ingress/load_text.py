@@ -29,6 +29,7 @@ def load_text_model(config: RemoraConfig) -> TextModel:
         max_context=_max_context(folder.path, config.model.max_context),
         max_token_bytes=max(map(len, vocab_bytes)),
         encode=tokenizer.encode_prompt,
+        token_bytes=tokenizer.spelled,
     )
 
 

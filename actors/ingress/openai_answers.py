@@ -10,6 +10,7 @@ import orjson
 
 from actors.ingress.choices import Choice
 from actors.ingress.errors import ApiError
+from actors.ingress.logprobs import TokenBytes, Told, chat_logprobs, completion_logprobs
 from actors.ingress.parts import CallArguments, CallBegins, Part, PartReader, ReasoningPart, TextPart
 from actors.messages import Finished, Outcome
 
@@ -30,11 +31,12 @@ class Head:
 
 
 class ChatVoice:
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions. `token_bytes`: for log probabilities, where they were asked for."""
 
-    def __init__(self, head: Head, *, include_usage: bool) -> None:
+    def __init__(self, head: Head, *, include_usage: bool, token_bytes: TokenBytes | None = None) -> None:
         self._head = head
         self._include_usage = include_usage
+        self._token_bytes = token_bytes
 
     def reader(self) -> PartReader | None:
         return None
@@ -43,7 +45,13 @@ class ChatVoice:
         return self._chunk(choice, {"role": "assistant", "content": ""})
 
     def says(self, choice: Choice, parts: Sequence[Part]) -> bytes:
-        return b"".join(self._chunk(choice, delta_of(part)) for part in parts)
+        deltas = [delta_of(part) for part in parts]
+        told = self._logprobs(choice.fresh_logprobs)
+        if told is not None and not deltas:
+            deltas = [{"content": ""}]  # Their text is held back still.
+        return b"".join(
+            self._chunk(choice, delta, logprobs=told if at == 0 else None) for at, delta in enumerate(deltas)
+        )
 
     def ends(self, choice: Choice) -> bytes:
         return self._chunk(choice, {}, finish_reason(choice), choice.extras)
@@ -60,7 +68,10 @@ class ChatVoice:
         return KEEP_ALIVE
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
-        told = [_choice(choice, "message", message_of(choice), finish_reason(choice)) for choice in choices]
+        told = [
+            _choice(choice, "message", message_of(choice), finish_reason(choice), self._logprobs(choice.logprobs))
+            for choice in choices
+        ]
         fields = {"choices": told, "usage": usage(choices), **choices[0].extras}
         return orjson.dumps({**self._head.fields("chat.completion"), **fields})
 
@@ -70,15 +81,30 @@ class ChatVoice:
         delta: dict[str, Any],
         finish: str | None = None,
         extras: Mapping[str, Any] | None = None,
+        logprobs: dict[str, Any] | None = None,
     ) -> bytes:
-        told = [_choice(choice, "delta", delta, finish)]
+        told = [_choice(choice, "delta", delta, finish, logprobs)]
         return event({**self._head.fields("chat.completion.chunk"), "choices": told, **(extras or {})})
+
+    def _logprobs(self, told: Sequence[Told]) -> dict[str, Any] | None:
+        return chat_logprobs(told, self._token_bytes) if self._token_bytes is not None and told else None
 
 
 class CompletionVoice:
-    """POST /v1/completions. `echoes[i]`: what reply i begins with, if its prompt is to be repeated."""
+    """POST /v1/completions. `echoes[i]`: what reply i begins with, if its prompt is to be repeated. `token_bytes`: for
+    log probabilities, where they were asked for."""
 
-    def __init__(self, head: Head, *, include_usage: bool, echoes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        head: Head,
+        *,
+        include_usage: bool,
+        echoes: Sequence[str] = (),
+        token_bytes: TokenBytes | None = None,
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._offsets: dict[int, int] = {}
+        """Characters of each reply whose log probabilities were told."""
         self._head = head
         self._include_usage = include_usage
         self._echoes = echoes
@@ -90,7 +116,9 @@ class CompletionVoice:
         return self._chunk(choice, self._echo(choice)) if self._echoes else b""
 
     def says(self, choice: Choice, parts: Sequence[Part]) -> bytes:
-        return b"".join(self._chunk(choice, part.text) for part in parts if isinstance(part, TextPart))
+        text = "".join(part.text for part in parts if isinstance(part, TextPart))
+        told = self._logprobs(choice, choice.fresh_logprobs)
+        return self._chunk(choice, text, logprobs=told) if text or told is not None else b""
 
     def ends(self, choice: Choice) -> bytes:
         return self._chunk(choice, "", finish_reason(choice), choice.extras)
@@ -107,7 +135,16 @@ class CompletionVoice:
         return KEEP_ALIVE
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
-        told = [_choice(choice, "text", self._echo(choice) + choice.text, finish_reason(choice)) for choice in choices]
+        told = [
+            _choice(
+                choice,
+                "text",
+                self._echo(choice) + choice.text,
+                finish_reason(choice),
+                self._logprobs(choice, choice.logprobs),
+            )
+            for choice in choices
+        ]
         fields = {"choices": told, "usage": usage(choices), **choices[0].extras}
         return orjson.dumps({**self._head.fields("text_completion"), **fields})
 
@@ -115,10 +152,23 @@ class CompletionVoice:
         return self._echoes[choice.index] if self._echoes else ""
 
     def _chunk(
-        self, choice: Choice, text: str, finish: str | None = None, extras: Mapping[str, Any] | None = None
+        self,
+        choice: Choice,
+        text: str,
+        finish: str | None = None,
+        extras: Mapping[str, Any] | None = None,
+        logprobs: dict[str, Any] | None = None,
     ) -> bytes:
-        told = [_choice(choice, "text", text, finish)]
+        told = [_choice(choice, "text", text, finish, logprobs)]
         return event({**self._head.fields("text_completion"), "choices": told, **(extras or {})})
+
+    def _logprobs(self, choice: Choice, told: Sequence[Told]) -> dict[str, Any] | None:
+        if self._token_bytes is None or not told:
+            return None
+        offset = self._offsets.get(choice.index, 0)
+        shown = completion_logprobs(told, self._token_bytes, offset)
+        self._offsets[choice.index] = offset + sum(map(len, shown["tokens"]))
+        return shown
 
 
 def event(tree: Mapping[str, Any], name: str = "") -> bytes:
@@ -198,5 +248,7 @@ def _end(choice: Choice) -> Finished:
     return choice.end
 
 
-def _choice(choice: Choice, kind: str, content: Any, finish: str | None) -> dict[str, Any]:
-    return {"index": choice.index, kind: content, "logprobs": None, "finish_reason": finish}
+def _choice(
+    choice: Choice, kind: str, content: Any, finish: str | None, logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": choice.index, kind: content, "logprobs": logprobs, "finish_reason": finish}

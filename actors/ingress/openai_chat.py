@@ -8,6 +8,7 @@ from typing import Any
 from actors.ingress.chat_messages import read_messages
 from actors.ingress.errors import Invalid
 from actors.ingress.generation import GenerationRequest, check_model, read_generation, read_session_use
+from actors.ingress.logprobs import with_chat_logprobs
 from actors.ingress.prompts import ChatPrompt
 from actors.ingress.text import TextModel
 from actors.ingress.validate import Fields
@@ -22,7 +23,7 @@ def read_chat(
     check_model(fields, text.name)
     _refuse_unsupported(fields)
     prompt = ChatPrompt(read_messages(fields.raw("messages")))
-    return read_generation(
+    request = read_generation(
         tree,
         headers,
         (prompt,),
@@ -31,12 +32,11 @@ def read_chat(
         id_prefix="chatcmpl-",
         session=read_session_use(fields, config),
     )
+    return with_chat_logprobs(request, fields)
 
 
 def _refuse_unsupported(fields: Fields) -> None:
     """Known fields that this server cannot honour: saying so beats an answer that ignores them."""
-    if fields.flag("logprobs") or fields.integer("top_logprobs", least=0, most=20):
-        raise Invalid("logprobs", "`logprobs` are not supported.", code="unsupported_value")
     for name in ("tools", "functions"):
         if fields.items(name, most=1024) and fields.raw("tool_choice") != "none":
             raise Invalid(name, f"`{name}` are not supported.", code="unsupported_value")

@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.ingress.errors import Invalid
 from actors.ingress.generation import MAX_CHOICES, GenerationRequest, check_model, read_generation, read_session_use
+from actors.ingress.logprobs import with_completion_logprobs
 from actors.ingress.prompts import IdsPrompt, PromptSource, TextPrompt
 from actors.ingress.text import TextModel
 from actors.ingress.validate import Fields, check_integer, check_text, wrong_type
@@ -32,7 +33,7 @@ def read_completion(
     sampling = request.sampling
     if fields.raw(request.max_tokens_field) is None:
         sampling = replace(sampling, max_tokens=DEFAULT_MAX_TOKENS)
-    return replace(request, sampling=sampling, echo=fields.flag("echo"))
+    return with_completion_logprobs(replace(request, sampling=sampling, echo=fields.flag("echo")), fields)
 
 
 def read_prompts(fields: Fields, vocab_size: int, name: str = "prompt") -> Sequence[PromptSource]:
@@ -84,8 +85,6 @@ def _text_of(prompt: PromptSource, text: TextModel) -> str:
 
 def _refuse_unsupported(fields: Fields) -> None:
     """Known fields that this server cannot honour."""
-    if fields.integer("logprobs", least=0, most=20) is not None:
-        raise Invalid("logprobs", "`logprobs` are not supported.", code="unsupported_value")
     if fields.text("suffix"):
         raise Invalid("suffix", "`suffix` is not supported.", code="unsupported_value")
     best_of = fields.integer("best_of", least=1)

@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.ingress.errors import ApiError
 from actors.ingress.generation import GenerationRequest
+from actors.ingress.logprobs import TokenBytes
 from actors.ingress.openai_answers import ChatVoice, CompletionVoice, Head
 from actors.ingress.openai_chat import read_chat
 from actors.ingress.openai_completion import echoes, read_completion
@@ -25,7 +26,9 @@ class ChatApi:
         return read_chat(tree, headers, text=text, config=config)
 
     def voice(self, request: GenerationRequest, text: TextModel) -> Voice:
-        return ChatVoice(_head(request, text), include_usage=request.include_usage)
+        return ChatVoice(
+            _head(request, text), include_usage=request.include_usage, token_bytes=_token_bytes(request, text)
+        )
 
     def refusal(self, error: ApiError, request_id: str) -> Mapping[str, Any]:
         return error.body(request_id)
@@ -40,10 +43,19 @@ class CompletionApi:
         return read_completion(tree, headers, text=text, config=config)
 
     def voice(self, request: GenerationRequest, text: TextModel) -> Voice:
-        return CompletionVoice(_head(request, text), include_usage=request.include_usage, echoes=echoes(request, text))
+        return CompletionVoice(
+            _head(request, text),
+            include_usage=request.include_usage,
+            echoes=echoes(request, text),
+            token_bytes=_token_bytes(request, text),
+        )
 
     def refusal(self, error: ApiError, request_id: str) -> Mapping[str, Any]:
         return error.body(request_id)
+
+
+def _token_bytes(request: GenerationRequest, text: TextModel) -> TokenBytes | None:
+    return text.token_bytes if request.sampling.logprobs is not None else None
 
 
 def _head(request: GenerationRequest, text: TextModel) -> Head:

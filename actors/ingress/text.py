@@ -45,7 +45,8 @@ class Decoder(Protocol):
 @dataclass(frozen=True, slots=True)
 class TextModel:
     """`max_context` is in tokens; `max_token_bytes` the longest text one token can stand for. `encode`: the ids of a
-    text that stands alone; control tokens spelled in it are text."""
+    text that stands alone; control tokens spelled in it are text. `token_bytes`: a token as it is spelled, control
+    tokens included."""
 
     name: str
     template: Template
@@ -54,3 +55,4 @@ class TextModel:
     max_context: int
     max_token_bytes: int
     encode: Callable[[str], Sequence[int]]
+    token_bytes: Callable[[int], bytes]

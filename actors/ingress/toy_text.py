@@ -57,4 +57,5 @@ def toy_text(name: str = "toy", max_context: int = TOY_MAX_CONTEXT) -> TextModel
         max_context=max_context,
         max_token_bytes=1,
         encode=lambda plain: list(plain.encode()),
+        token_bytes=TOY_VOCAB_BYTES.__getitem__,
     )

@@ -124,6 +124,12 @@ class Tokenizer:
         """The bytes each token stands for in a text; empty for special tokens and for ids that no token has."""
         return self._bytes
 
+    def spelled(self, token_id: int) -> bytes:
+        """The bytes of one token, control tokens as they are spelled. Unknown ids have none."""
+        if token_id in self._special_text:
+            return self._special_text[token_id]
+        return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
+
     def control_id(self, text: str) -> int | None:
         """The id of the control token spelled `text`, None if there is none."""
         token = self._controls.get(text)
