@@ -16,9 +16,10 @@ from actors.ingress import aborts_api, service_api, sessions_api
 from actors.ingress.access_log import AccessLog, open_access_log
 from actors.ingress.auth import Gate
 from actors.ingress.core import Ingress
+from actors.ingress.edge_limits import HeadLimit, cors
 from actors.ingress.errors import Invalid
 from actors.ingress.exchange import GenerateEndpoint
-from actors.ingress.http_io import request_id_of
+from actors.ingress.http_io import path_of, request_id_of
 from actors.ingress.openai_routes import ChatApi, CompletionApi
 from actors.ingress.plain_routes import Handler, error_answer, plain
 
@@ -39,7 +40,12 @@ def build_app(ingress: Ingress) -> Starlette:
         if log is not None:
             log.close()
 
-    middleware = [Middleware(Gate, ingress=ingress)]
+    edge = ingress.config.ingress
+    middleware = [
+        *cors(edge.cors_origins),
+        Middleware(HeadLimit, limit_bytes=edge.max_header_bytes),
+        Middleware(Gate, ingress=ingress),
+    ]
     if log is not None:
         middleware.insert(0, Middleware(AccessLog, handler=log))
     return Starlette(
@@ -86,7 +92,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         code=codes.get(status, "invalid_value"),
         status=status,
     )
-    answer = error_answer(invalid, request_id_of(request.headers))
+    answer = error_answer(invalid, request_id_of(request.headers), path_of(request.scope))
     if isinstance(error, HTTPException) and error.headers:
         answer.headers.update(error.headers)
     return answer

@@ -11,8 +11,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.ingress.core import DEFAULT_TENANT, Ingress
+from actors.ingress.error_shapes import error_body
 from actors.ingress.errors import ApiError, Invalid
-from actors.ingress.http_io import request_id_of, send_error
+from actors.ingress.http_io import path_of, request_id_of, send_json
 from actors.ingress.keyring import Caller
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/livez", "/readyz", "/ping"})
@@ -43,11 +44,12 @@ class Gate:
         """Whether the request goes on, with its caller; if not, it has its answer."""
         headers = Headers(scope=scope)
         try:
-            scope[_CALLER] = await self._caller(_path(scope), headers)
+            scope[_CALLER] = await self._caller(path_of(scope), headers)
         except ApiError as error:
             if scope["type"] == "http":
                 request_id = request_id_of(headers)
-                await send_error(send, error, request_id, {"x-request-id": request_id})
+                headers_of = {"x-request-id": request_id, **error.headers()}
+                await send_json(send, error.status, error_body(error, request_id, path_of(scope)), headers_of)
             else:
                 await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return False
@@ -99,12 +101,6 @@ def require_admin(caller: Caller, what: str) -> None:
     if not caller.admin:
         message = f"{what} takes a key with `admin`."
         raise Invalid(None, message, code="insufficient_permissions", status=403)
-
-
-def _path(scope: Scope) -> str:
-    """The path within the application, as the router sees it."""
-    path, root = str(scope["path"]), str(scope.get("root_path", ""))
-    return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 def _no_key() -> ApiError:

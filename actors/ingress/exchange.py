@@ -76,7 +76,8 @@ class Exchange:
     async def _serve(self) -> None:
         ingress, config = self._ingress, self._ingress.config
         self._answer_headers.update(ingress.admit(self._caller, self._meter))
-        body = await read_body(self._headers, self._receive, config.ingress.max_body_bytes)
+        limits = config.ingress
+        body = await read_body(self._headers, self._receive, limits.max_body_bytes, limits.body_timeout_s)
         request = self._api.read(parse_object(body), self._headers, ingress.text, config)
         life = Lifeline(
             self._receive,

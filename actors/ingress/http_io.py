@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Mapping
@@ -9,9 +10,9 @@ from typing import Any
 
 import orjson
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from actors.ingress.errors import ApiError, Invalid
+from actors.ingress.errors import Invalid
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +31,28 @@ def request_id_of(headers: Mapping[str, str]) -> str:
     return f"req-{secrets.token_hex(12)}"
 
 
-async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> bytes:
-    """The whole body. Raises Invalid (413) when it is longer than the limit, ClientGone when it never ends."""
+def path_of(scope: Scope) -> str:
+    """The path within the application, as the router sees it."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+async def read_body(headers: Headers, receive: Receive, limit_bytes: int, timeout_s: float = 0.0) -> bytes:
+    """The whole body. Raises Invalid: 413 when it is longer than the limit, 408 when it is not there in time (0 = never
+    too late); and ClientGone when it never ends."""
+    reading = asyncio.ensure_future(_read(headers, receive, limit_bytes))
+    reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # Nobody may be left to ask for it.
+    try:
+        # Not `wait_for`: until Python 3.12 it can lose a cancellation, and here that is a client that has gone.
+        await asyncio.wait({reading}, timeout=timeout_s or None)
+        if reading.done():
+            return reading.result()
+    finally:
+        reading.cancel()
+    raise Invalid(None, f"The body did not arrive within {timeout_s:g} s.", code="request_timeout", status=408)
+
+
+async def _read(headers: Headers, receive: Receive, limit_bytes: int) -> bytes:
     announced = headers.get("content-length", "")
     if announced.isascii() and announced.isdigit() and int(announced[:20]) > limit_bytes:
         raise _too_long(limit_bytes)
@@ -75,10 +96,6 @@ async def send_whole(
 
 async def send_json(send: Send, status: int, tree: Any, headers: Mapping[str, str]) -> None:
     await send_whole(send, status, orjson.dumps(tree), headers)
-
-
-async def send_error(send: Send, error: ApiError, request_id: str, headers: Mapping[str, str]) -> None:
-    await send_json(send, error.status, error.body(request_id), {**headers, **error.headers()})
 
 
 def _too_long(limit_bytes: int) -> Invalid:

@@ -11,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from actors.ingress.core import Ingress
+from actors.ingress.error_shapes import error_body
 from actors.ingress.errors import GENERIC_INTERNAL, ApiError, weights_gone
-from actors.ingress.http_io import ClientGone, read_body, request_id_of
+from actors.ingress.http_io import ClientGone, path_of, read_body, request_id_of
 from actors.ingress.validate import Fields, parse_object
 from actors.messages import Reason, Stage
 from actors.ports import NoWorker, WeightsGone
@@ -34,36 +35,37 @@ def plain(ingress: Ingress, handler: Handler) -> Callable[[Request], Awaitable[R
     """The Starlette endpoint of a handler: every error becomes the one error body."""
 
     async def endpoint(request: Request) -> Response:
-        request_id = request_id_of(request.headers)
+        request_id, path = request_id_of(request.headers), path_of(request.scope)
         try:
             answer = await handler(ingress, request)
         except ApiError as error:
-            answer = error_answer(error, request_id)
+            answer = error_answer(error, request_id, path)
         except WeightsGone as gone:
-            answer = error_answer(weights_gone(gone), request_id)
+            answer = error_answer(weights_gone(gone), request_id, path)
         except NoWorker:
             text = "No worker is ready. Please try again."
-            answer = error_answer(ApiError(Reason.WORKER_LOST, text, stage=Stage.ROUTING), request_id)
+            answer = error_answer(ApiError(Reason.WORKER_LOST, text, stage=Stage.ROUTING), request_id, path)
         except StoreError as failure:
             log.error("the session store failed: %s", failure)
             text = "The session store cannot be reached. Please try again."
-            answer = error_answer(ApiError(Reason.INTERNAL, text, stage=Stage.ROUTING), request_id)
+            answer = error_answer(ApiError(Reason.INTERNAL, text, stage=Stage.ROUTING), request_id, path)
         except ClientGone:
             answer = Response(status_code=499)  # Nobody is there to see it.
         except Exception:
             log.exception("%s %s failed", request.method, request.scope.get("route"))
-            answer = error_answer(ApiError(Reason.INTERNAL, GENERIC_INTERNAL), request_id)
+            answer = error_answer(ApiError(Reason.INTERNAL, GENERIC_INTERNAL), request_id, path)
         answer.headers["x-request-id"] = request_id
         return answer
 
     return endpoint
 
 
-def error_answer(error: ApiError, request_id: str) -> JsonAnswer:
-    return JsonAnswer(error.body(request_id), error.status, headers=error.headers())
+def error_answer(error: ApiError, request_id: str, path: str = "") -> JsonAnswer:
+    return JsonAnswer(error_body(error, request_id, path), error.status, headers=error.headers())
 
 
 async def body_fields(ingress: Ingress, request: Request, *, optional: bool = False) -> Fields:
     """The body as an object; with `optional` an empty body is an empty object."""
-    body = await read_body(request.headers, request.receive, ingress.config.ingress.max_body_bytes)
+    limits = ingress.config.ingress
+    body = await read_body(request.headers, request.receive, limits.max_body_bytes, limits.body_timeout_s)
     return Fields({}) if optional and not body.strip() else Fields(parse_object(body))
