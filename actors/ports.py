@@ -19,7 +19,7 @@ from actors.messages import (
     SessionRolledBack,
     Submit,
 )
-from actors.records import PutStatus, ResultClaim, SessionRecord
+from actors.records import PutStatus, ResultClaim, ResultRecord, SessionRecord
 
 Ask = Abort | OpenSession | CloseSession | ForkSession | GetSession | FlushCache
 
@@ -121,8 +121,21 @@ class PoolPort(Protocol):
     async def claim_result(self, tenant: str, key: str, *, digest: bytes, owner: str) -> ResultClaim:
         """See `SessionStore.claim_result`. Raises StoreError."""
 
-    async def put_result(self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes) -> PutStatus:
-        """Raises StoreError."""
+    async def put_result(
+        self,
+        tenant: str,
+        key: str,
+        *,
+        digest: bytes,
+        owner: str,
+        body: bytes,
+        ttl_s: float | None = None,
+        replace: bool = False,
+    ) -> PutStatus:
+        """See `SessionStore.put_result`. `ttl_s` None: `store.idempotency_ttl_s`. Raises StoreError."""
+
+    async def get_result(self, tenant: str, key: str) -> ResultRecord | None:
+        """See `SessionStore.get_result`. Raises StoreError."""
 
     async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
         """Raises StoreError."""

@@ -250,12 +250,22 @@ class SessionStore(Protocol):
         """
 
     def put_result(
-        self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes, now: float, ttl_s: float
+        self,
+        tenant: str,
+        key: str,
+        *,
+        digest: bytes,
+        owner: str,
+        body: bytes,
+        now: float,
+        ttl_s: float,
+        replace: bool = False,
     ) -> PutStatus:
         """Keep the result of what `owner` ran, for `ttl_s`; for as long again the key is known as expired.
 
         A claim that lapsed and that nobody else made since is no obstacle. Older results make room where the byte cap
         of all together asks for it: they expire early.
+        `replace`: whatever is there, whoever's it is, gives way; only one that is too large changes nothing then.
         """
 
     def get_result(self, tenant: str, key: str, now: float) -> ResultRecord | None:

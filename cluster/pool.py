@@ -18,7 +18,7 @@ from typing import Any
 from actors import process
 from actors.messages import SessionClosed, SessionMode, SessionRolledBack
 from actors.ports import Member, Placement, WorkerGone
-from actors.records import PutStatus, ResultClaim, SessionRecord, SessionStore, StoreError
+from actors.records import PutStatus, ResultClaim, ResultRecord, SessionRecord, SessionStore, StoreError
 from cluster.balancer import Balancer
 from cluster.fleet import Fleet
 from cluster.membership import Worker, WorkerState
@@ -174,8 +174,21 @@ class Pool:
     async def claim_result(self, tenant: str, key: str, *, digest: bytes, owner: str) -> ResultClaim:
         return await self._results.claim(tenant, key, digest=digest, owner=owner)
 
-    async def put_result(self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes) -> PutStatus:
-        return await self._results.put(tenant, key, digest=digest, owner=owner, body=body)
+    async def put_result(
+        self,
+        tenant: str,
+        key: str,
+        *,
+        digest: bytes,
+        owner: str,
+        body: bytes,
+        ttl_s: float | None = None,
+        replace: bool = False,
+    ) -> PutStatus:
+        return await self._results.put(tenant, key, digest=digest, owner=owner, body=body, ttl_s=ttl_s, replace=replace)
+
+    async def get_result(self, tenant: str, key: str) -> ResultRecord | None:
+        return await self._results.get(tenant, key)
 
     async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
         return await self._results.release(tenant, key, owner=owner)

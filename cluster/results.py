@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actors.records import PutStatus, ResultClaim
+from actors.records import PutStatus, ResultClaim, ResultRecord
 from cluster.store.offload import OffloadedStore
 
 LEASE_S = 20.0
@@ -23,11 +23,27 @@ class ResultDesk:
             lambda store: store.claim_result(tenant, key, digest=digest, owner=owner, now=now, lease_s=LEASE_S)
         )
 
-    async def put(self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes) -> PutStatus:
-        now, ttl_s = self._wall_clock(), self._ttl_s
+    async def put(
+        self,
+        tenant: str,
+        key: str,
+        *,
+        digest: bytes,
+        owner: str,
+        body: bytes,
+        ttl_s: float | None = None,
+        replace: bool = False,
+    ) -> PutStatus:
+        now, lives_s = self._wall_clock(), self._ttl_s if ttl_s is None else ttl_s
         return await self._store.run(
-            lambda store: store.put_result(tenant, key, digest=digest, owner=owner, body=body, now=now, ttl_s=ttl_s)
+            lambda store: store.put_result(
+                tenant, key, digest=digest, owner=owner, body=body, now=now, ttl_s=lives_s, replace=replace
+            )
         )
+
+    async def get(self, tenant: str, key: str) -> ResultRecord | None:
+        now = self._wall_clock()
+        return await self._store.run(lambda store: store.get_result(tenant, key, now))
 
     async def release(self, tenant: str, key: str, *, owner: str) -> bool:
         return await self._store.run(lambda store: store.release_result(tenant, key, owner=owner))

@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.messages import Abort, Event, SessionMode, SessionRolledBack, Submit
 from actors.ports import Ask, Member, NoWorker, Placement, PoolAway, WorkerGone, WorkerPort
-from actors.records import PutStatus, ResultClaim, SessionRecord, StoreError
+from actors.records import PutStatus, ResultClaim, ResultRecord, SessionRecord, StoreError
 from cluster.answers import DOWN, EXPECTED, OK, Answer, refusal, unwrap
 from cluster.pool import Pool
 
@@ -26,6 +26,7 @@ METHODS = frozenset(
         "close_session",
         "claim_result",
         "put_result",
+        "get_result",
         "release_result",
         "list_sessions",
         "get_session",
@@ -140,13 +141,27 @@ class ServePool:
         claim: ResultClaim = unwrap(await self._call("claim_result", (tenant, key), options), StoreError)
         return claim
 
-    async def put_result(self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes) -> PutStatus:
-        options = {"digest": digest, "owner": owner, "body": body}
+    async def put_result(
+        self,
+        tenant: str,
+        key: str,
+        *,
+        digest: bytes,
+        owner: str,
+        body: bytes,
+        ttl_s: float | None = None,
+        replace: bool = False,
+    ) -> PutStatus:
+        options = {"digest": digest, "owner": owner, "body": body, "ttl_s": ttl_s, "replace": replace}
         status: PutStatus = unwrap(await self._call("put_result", (tenant, key), options), StoreError)
         return status
 
     async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
         return bool(unwrap(await self._call("release_result", (tenant, key), {"owner": owner}), StoreError))
+    async def get_result(self, tenant: str, key: str) -> ResultRecord | None:
+        record: ResultRecord | None = unwrap(await self._call("get_result", (tenant, key), {}), StoreError)
+        return record
+
 
     async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
         options = {"after": after, "limit": limit}

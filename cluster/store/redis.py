@@ -217,10 +217,19 @@ class RedisStore:
             return self._results.claim(tenant, key, digest, owner, now, lease_s)
 
     def put_result(
-        self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes, now: float, ttl_s: float
+        self,
+        tenant: str,
+        key: str,
+        *,
+        digest: bytes,
+        owner: str,
+        body: bytes,
+        now: float,
+        ttl_s: float,
+        replace: bool = False,
     ) -> PutStatus:
         with self.link.guard():
-            return self._results.put(tenant, key, digest, owner, body, now, ttl_s)
+            return self._results.put(tenant, key, digest, owner, body, now, ttl_s, replace)
 
     def get_result(self, tenant: str, key: str, now: float) -> ResultRecord | None:
         with self.link.guard():

@@ -23,10 +23,12 @@ class RedisResults:
         status, *record = self._link.script("claim_result", self._keys, args)
         return ResultClaim(status=ClaimStatus(status.decode()), record=_record(record))
 
-    def put(self, tenant: str, key: str, digest: bytes, owner: str, body: bytes, now: float, ttl_s: float) -> PutStatus:
+    def put(
+        self, tenant: str, key: str, digest: bytes, owner: str, body: bytes, now: float, ttl_s: float, replace: bool
+    ) -> PutStatus:
         times = (repr(float(now)), repr(float(ttl_s)))
         limits = (self._limits.result_bytes, self._limits.results_bytes)
-        args = packed(scope_of(tenant, key), digest, owner, *times, *limits)
+        args = packed(scope_of(tenant, key), digest, owner, *times, *limits, replace)
         return PutStatus(self._link.script("put_result", self._keys, args, body).decode())
 
     def get(self, tenant: str, key: str, now: float) -> ResultRecord | None:

@@ -116,9 +116,18 @@ class RemoteStore:
         return claim
 
     def put_result(
-        self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes, now: float, ttl_s: float
+        self,
+        tenant: str,
+        key: str,
+        *,
+        digest: bytes,
+        owner: str,
+        body: bytes,
+        now: float,
+        ttl_s: float,
+        replace: bool = False,
     ) -> PutStatus:
-        what = {"digest": digest, "owner": owner, "body": body}
+        what = {"digest": digest, "owner": owner, "body": body, "replace": replace}
         return PutStatus(self._call("put_result", tenant, key, **what, now=now, ttl_s=ttl_s))
 
     def get_result(self, tenant: str, key: str, now: float) -> ResultRecord | None:

@@ -263,11 +263,22 @@ class SqliteStore:
             return sqlite_results.claim_result(self._db, tenant, key, digest, owner, now, lease_s)
 
     def put_result(
-        self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes, now: float, ttl_s: float
+        self,
+        tenant: str,
+        key: str,
+        *,
+        digest: bytes,
+        owner: str,
+        body: bytes,
+        now: float,
+        ttl_s: float,
+        replace: bool = False,
     ) -> PutStatus:
         made = ResultRecord(state=ResultState.DONE, digest=digest, owner=owner, until=now + ttl_s, body=body)
         with self._file.transaction(deletes=True):
-            return sqlite_results.put_result(self._db, tenant, key, made, now=now, ttl_s=ttl_s, limits=self._limits)
+            return sqlite_results.put_result(
+                self._db, tenant, key, made, now=now, ttl_s=ttl_s, limits=self._limits, replace=replace
+            )
 
     def get_result(self, tenant: str, key: str, now: float) -> ResultRecord | None:
         with self._file.reading():

@@ -37,16 +37,19 @@ def put_result(
     now: float,
     ttl_s: float,
     limits: StoreLimits,
+    replace: bool,
 ) -> PutStatus:
     """`made`: the result as it is to be stored."""
     _sweep(db, now)
-    record = _settle(db, tenant, key, now)
+    record = None if replace else _settle(db, tenant, key, now)
     if record is not None and (record.digest, record.owner) != (made.digest, made.owner):
         return PutStatus.STALE
     if record is not None and record.state is not ResultState.RUNNING:
         return PutStatus.STORED if record.state is ResultState.DONE else PutStatus.STALE
     one, together = limits.result_bytes, limits.results_bytes
     if 0 < one < len(made.body) or 0 < together < len(made.body) + RESULT_BYTES:
+        if replace:
+            return PutStatus.TOO_LARGE
         gone = ResultRecord(state=ResultState.EXPIRED, digest=made.digest, owner=made.owner, until=made.until)
         _keep(db, tenant, key, gone, ttl_s)
         return PutStatus.TOO_LARGE

@@ -31,9 +31,16 @@ class ResultsMachine(RuleBasedStateMachine):
         expected = self.model.claim_result("t", key, **what)  # type: ignore[arg-type]
         assert self.store.claim_result("t", key, **what) == expected  # type: ignore[arg-type]
 
-    @rule(key=keys, digest=digests, owner=owners, body=st.binary(max_size=3), ttl=st.sampled_from([0.5, 2.0]))
-    def put(self, key: str, digest: bytes, owner: str, body: bytes, ttl: float) -> None:
-        what = {"digest": digest, "owner": owner, "body": body, "now": self.now, "ttl_s": ttl}
+    @rule(
+        key=keys,
+        digest=digests,
+        owner=owners,
+        body=st.binary(max_size=3),
+        ttl=st.sampled_from([0.5, 2.0]),
+        replace=st.sampled_from([False, False, True]),
+    )
+    def put(self, key: str, digest: bytes, owner: str, body: bytes, ttl: float, replace: bool) -> None:
+        what = {"digest": digest, "owner": owner, "body": body, "now": self.now, "ttl_s": ttl, "replace": replace}
         expected = self.model.put_result("t", key, **what)  # type: ignore[arg-type]
         assert self.store.put_result("t", key, **what) is expected  # type: ignore[arg-type]
 

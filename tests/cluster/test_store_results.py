@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from actors.records import ClaimStatus, PutStatus, ResultClaim, ResultRecord, ResultState, SessionStore
@@ -74,6 +76,23 @@ def test_a_refused_or_aborted_request_runs_anew(store: SessionStore) -> None:
     assert store.release_result("t", "k", owner="a") is False
     assert store.get_result("t", "k", 101.0) is None
     assert claim(store, "b", digest=OTHER).status is ClaimStatus.CLAIMED
+
+
+@pytest.mark.parametrize("state", ["none", "running", "done", "expired"])
+def test_what_is_to_replace_takes_the_place_of_whatever_is_there(store: SessionStore, state: str) -> None:
+    """A conversation's record is written anew with every turn; a claim of another's ends with it."""
+    if state != "none":
+        claim(store, "b", digest=OTHER)
+    if state in ("done", "expired"):
+        put(store, "b", digest=OTHER)
+    now = 170.0 if state == "expired" else 105.0
+    what = {"digest": DIGEST, "owner": "a", "now": now, "ttl_s": 60.0, "replace": True}
+    assert store.put_result("t", "k", body=BODY, **what) is PutStatus.STORED  # type: ignore[arg-type]
+    done = ResultRecord(state=ResultState.DONE, digest=DIGEST, owner="a", until=now + 60.0, body=BODY)
+    assert store.get_result("t", "k", now) == done
+    assert put(store, "b", now=now, digest=OTHER) is PutStatus.STALE
+    assert store.put_result("t", "k", body=b"", **what) is PutStatus.STORED  # type: ignore[arg-type]
+    assert store.get_result("t", "k", now) == replace(done, body=b"")
 
 
 def test_a_result_cannot_be_released(store: SessionStore) -> None:

@@ -24,7 +24,7 @@ from actors.messages import (
     Submit,
 )
 from actors.ports import Ask, Member, NoWorker, Placement, WorkerGone
-from actors.records import PutStatus, ResultClaim, SessionRecord
+from actors.records import PutStatus, ResultClaim, ResultRecord, SessionRecord
 from actors.runner.base import ModelRunner
 from actors.runner.toy import ToyRunner
 from actors.worker.shell import WorkerShell, WorkerStopped
@@ -169,14 +169,27 @@ class LocalPool:
     async def claim_result(self, tenant: str, key: str, *, digest: bytes, owner: str) -> ResultClaim:
         return self.store.claim_result(tenant, key, digest=digest, owner=owner, now=time.time(), lease_s=self.lease_s)
 
-    async def put_result(self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes) -> PutStatus:
-        now = time.time()
+    async def put_result(
+        self,
+        tenant: str,
+        key: str,
+        *,
+        digest: bytes,
+        owner: str,
+        body: bytes,
+        ttl_s: float | None = None,
+        replace: bool = False,
+    ) -> PutStatus:
+        now, lives_s = time.time(), self.result_ttl_s if ttl_s is None else ttl_s
         return self.store.put_result(
-            tenant, key, digest=digest, owner=owner, body=body, now=now, ttl_s=self.result_ttl_s
+            tenant, key, digest=digest, owner=owner, body=body, now=now, ttl_s=lives_s, replace=replace
         )
 
     async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
         return self.store.release_result(tenant, key, owner=owner)
+
+    async def get_result(self, tenant: str, key: str) -> ResultRecord | None:
+        return self.store.get_result(tenant, key, time.time())
 
     async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
         return self.store.list_sessions(tenant, after=after, limit=limit)

@@ -162,6 +162,7 @@ class ScriptedPool:
     async def members(self) -> list[Member]:
         return [Member(w.worker_id, "READY", 0) for w in self.workers.values() if w.alive and self.ready]
 
+        self.results: dict[tuple[str, str], ResultRecord] = {}
     async def wake(self) -> None:
         self.wakes += 1
 
@@ -203,13 +204,29 @@ class ScriptedPool:
         record = ResultRecord(state=ResultState.RUNNING, digest=digest, owner=owner, until=0.0)
         return ResultClaim(status=ClaimStatus.CLAIMED, record=record)
 
-    async def put_result(self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes) -> PutStatus:
+    async def put_result(
+        self,
+        tenant: str,
+        key: str,
+        *,
+        digest: bytes,
+        owner: str,
+        body: bytes,
+        ttl_s: float | None = None,
+        replace: bool = False,
+    ) -> PutStatus:
+        self.results[tenant, key] = ResultRecord(
+            state=ResultState.DONE, digest=digest, owner=owner, until=math.inf, body=body
+        )
         return PutStatus.STORED
 
     async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
         return True
 
     async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
+    async def get_result(self, tenant: str, key: str) -> ResultRecord | None:
+        return self.results.get((tenant, key))
+
         self.places += 1
         record = await self.get_session(tenant, session_id)
         if not self.workers[record.owner].alive:

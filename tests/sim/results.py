@@ -32,9 +32,18 @@ class SimResults:
         return ResultClaim(status=ClaimStatus.CLAIMED, record=made)
 
     def put_result(
-        self, tenant: str, key: str, *, digest: bytes, owner: str, body: bytes, now: float, ttl_s: float
+        self,
+        tenant: str,
+        key: str,
+        *,
+        digest: bytes,
+        owner: str,
+        body: bytes,
+        now: float,
+        ttl_s: float,
+        replace: bool = False,
     ) -> PutStatus:
-        known = self.get_result(tenant, key, now)
+        known = None if replace else self.get_result(tenant, key, now)
         if known is not None and (known.digest, known.owner) != (digest, owner):
             return PutStatus.STALE
         if known is not None and known.state is not ResultState.RUNNING:
