@@ -71,9 +71,7 @@ def heard(request: Request, ingress: str, key: str, index: int) -> Tokens:
     """The output of a request from position `index` on, for somebody who has heard what is before."""
     ids = tuple(request.output[index:])
     logprobs = tuple(request.logprobs[-len(ids) :]) if ids else ()
-    return Tokens(
-        ingress=ingress, key=key, index=index, ids=ids, prompt=prompt_digest(request), logprobs=logprobs
-    )
+    return Tokens(ingress=ingress, key=key, index=index, ids=ids, prompt=prompt_digest(request), logprobs=logprobs)
 
 
 def goes_on(submit: Submit, tokens: list[int], prompt_len: int) -> bool:

@@ -48,6 +48,7 @@ from actors.messages import (
     SessionMode,
     SessionRolledBack,
     Submit,
+    TokenLogprobs,
     Tokens,
     TurnOf,
 )
@@ -66,6 +67,7 @@ class Told:
     end: Finished | None = None
     prompt: bytes = b""
     """Digest of the prompt that the tokens were made from."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass
@@ -343,6 +345,7 @@ class Driver:
                     assert told.end is None, "E1: a token after the end"
                     assert output.index == len(told.ids), "events carry an index without gaps"
                     told.ids.extend(output.ids)
+                    told.logprobs.extend(output.logprobs)
                     told.prompt = told.prompt or output.prompt
                 case Finished():
                     told = self.told[output.key]
