@@ -220,13 +220,13 @@ class ScriptedPool:
         )
         return PutStatus.STORED
 
+    async def get_result(self, tenant: str, key: str) -> ResultRecord | None:
+        return self.results.get((tenant, key))
+
     async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
         return True
 
     async def place(self, tenant: str, session_id: str, *, avoid: str | None = None) -> Placement:
-    async def get_result(self, tenant: str, key: str) -> ResultRecord | None:
-        return self.results.get((tenant, key))
-
         self.places += 1
         record = await self.get_session(tenant, session_id)
         if not self.workers[record.owner].alive:
