@@ -50,11 +50,13 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as ingresses see it. `load`: requests running and waiting at the last heartbeat."""
+    """A worker as ingresses see it. `load`: requests running and waiting at the last heartbeat. `weights`: version of
+    its model's; empty where that is not known."""
 
     worker_id: str
     state: str
     load: int
+    weights: str = ""
 
 
 class WorkerPort(Protocol):
@@ -148,6 +150,13 @@ class PoolPort(Protocol):
     async def rollout(self) -> dict[str, object]:
         """Begin to replace every worker by a new one; answers at once with how it stands. Raises NoWorker when the pool
         cannot be reached."""
+
+    async def pause(self, mode: PauseMode) -> dict[str, object]:
+        """Have no worker compute anything until `resume`: {"paused": bool, "workers": [{"id", "requests"}],
+        "unreachable": [ids of those that have not answered yet]}. Raises NoWorker when the pool cannot be reached."""
+
+    async def resume(self) -> dict[str, object]:
+        """Raises NoWorker when the pool cannot be reached."""
 
     async def status(self) -> dict[str, object]:
         """{"workers": [rows of worker stats, dead ones without], "pool": {...}} for /v1/stats."""

@@ -16,12 +16,13 @@ from contextlib import suppress
 from typing import Any
 
 from actors import process
-from actors.messages import SessionClosed, SessionMode, SessionRolledBack
+from actors.messages import PauseMode, SessionClosed, SessionMode, SessionRolledBack
 from actors.ports import Member, Placement, WorkerGone
 from actors.records import PutStatus, ResultClaim, ResultRecord, SessionRecord, SessionStore, StoreError
 from cluster.balancer import Balancer
 from cluster.fleet import Fleet
 from cluster.membership import Worker, WorkerState
+from cluster.pausing import Pausing
 from cluster.reconcile import Adopt
 from cluster.release import Release
 from cluster.results import ResultDesk
@@ -83,6 +84,7 @@ class Pool:
             self._fleet, runtime, self._store, config.sessions, config.cluster, wait_s=wait_s, wall_clock=wall_clock
         )
         self._rolling = Rolling(config.rollout, config.sessions, self._fleet, self._desk.directory, clock)
+        self._pausing = Pausing(self._fleet.members, runtime)
         self._balancer = Balancer(config.rebalance, self._fleet.members, self._desk.directory, self._desk.give)
         self._tick_s = min(TICK_S, config.cluster.heartbeat_s)
         self._kick = asyncio.Event()
@@ -126,7 +128,8 @@ class Pool:
     # -- what ingresses ask (see `PoolPort`) -----------------------------------------------------------------------
 
     async def members(self) -> list[Member]:
-        return [Member(one.worker_id, _state_of(one), one.load) for one in self._fleet.members.all() if one.alive]
+        alive = [one for one in self._fleet.members.all() if one.alive]
+        return [Member(one.worker_id, _state_of(one), one.load, one.weights) for one in alive]
 
     async def wake(self) -> None:
         """A request waits for a worker, whichever: where there is none, one is started."""
@@ -205,6 +208,15 @@ class Pool:
         self._kick.set()
         return self._rolling.figures()
 
+    async def pause(self, mode: PauseMode) -> dict[str, object]:
+        """Have no worker compute anything until `resume`. Answers when all stand still, or have not said so in time."""
+        await self._adopted.wait()
+        return await self._pausing.pause(mode)
+
+    async def resume(self) -> dict[str, object]:
+        await self._adopted.wait()
+        return await self._pausing.resume()
+
     async def status(self) -> dict[str, object]:
         """Workers as they are now; those that do not answer, as they last were."""
         workers = self._fleet.members.all()
@@ -220,6 +232,7 @@ class Pool:
             "failed_starts": self._fleet.failed_starts,
             "last_failure": self._fleet.last_failure,
             "rollout": self._rolling.figures(),
+            "paused": self._pausing.paused,
             "deaths": [{"worker": one.worker_id, "cause": one.cause} for one in dead[-MAX_DEATHS_SHOWN:]],
             "held_sessions": self._desk.held,
             "process": process.figures([asyncio.get_running_loop()]),
@@ -271,6 +284,7 @@ class Pool:
         """One look at the world. What goes wrong is logged and tried again at the next."""
         try:
             await self._fleet.look()
+            await self._pausing.look()
             living = await self._census()
             self._scale(living)
             await self._act(living)
@@ -300,7 +314,7 @@ class Pool:
         return self._desk.parked + (self._clock() < self._wanted_until)
 
     def _scale(self, living: list[str]) -> None:
-        if self._scaling is None:
+        if self._scaling is None or self._pausing.paused:
             return
         if not self._adopted.is_set() and len(living) > self._scaling.desired:
             self._scaling.set(len(living))  # Those of a pool before this one: no reason yet to end any.

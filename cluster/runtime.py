@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from actors.messages import CloseSession, Drain, GetSession, LeaveSession, Reason, ReceiveSession, RollbackSession
+from actors.messages import (
+    CloseSession,
+    Drain,
+    GetSession,
+    LeaveSession,
+    Pause,
+    Reason,
+    ReceiveSession,
+    Resume,
+    RollbackSession,
+)
 
-PoolAsk = CloseSession | Drain | GetSession | LeaveSession | ReceiveSession | RollbackSession
+PoolAsk = CloseSession | Drain | GetSession | LeaveSession | Pause | ReceiveSession | Resume | RollbackSession
 
 
 class WorkerSilent(Exception):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from actors.messages import Abort, Event, SessionMode, SessionRolledBack, Submit
+from actors.messages import Abort, Event, PauseMode, SessionMode, SessionRolledBack, Submit
 from actors.ports import Ask, Member, NoWorker, Placement, PoolAway, WorkerGone, WorkerPort
 from actors.records import PutStatus, ResultClaim, ResultRecord, SessionRecord, StoreError
 from cluster.answers import DOWN, EXPECTED, OK, Answer, refusal, unwrap
@@ -31,6 +31,8 @@ METHODS = frozenset(
         "list_sessions",
         "get_session",
         "rollout",
+        "pause",
+        "resume",
         "status",
         "shutdown",
     }
@@ -175,6 +177,14 @@ class ServePool:
     async def status(self) -> dict[str, object]:
         status: dict[str, object] = unwrap(await self._call("status", (), {}), StoreError)
         return status
+
+    async def pause(self, mode: PauseMode) -> dict[str, object]:
+        paused: dict[str, object] = unwrap(await self._call("pause", (mode,), {}), NoWorker)
+        return paused
+
+    async def resume(self) -> dict[str, object]:
+        resumed: dict[str, object] = unwrap(await self._call("resume", (), {}), NoWorker)
+        return resumed
 
     async def rollout(self) -> dict[str, object]:
         begun: dict[str, object] = unwrap(await self._call("rollout", (), {}), NoWorker)

@@ -17,6 +17,9 @@ from actors.messages import (
     Abort,
     CloseSession,
     Event,
+    Pause,
+    PauseMode,
+    Resume,
     RollbackSession,
     SessionClosed,
     SessionMode,
@@ -55,7 +58,7 @@ class LocalWorker:
         if not self.dead:
             self.shell.abort(message)
 
-    async def ask(self, message: Ask | RollbackSession) -> object:
+    async def ask(self, message: Ask | Pause | Resume | RollbackSession) -> object:
         self._check()
         try:
             return await asyncio.wrap_future(self.shell.ask(message))
@@ -196,6 +199,16 @@ class LocalPool:
 
     async def get_session(self, tenant: str, session_id: str) -> SessionRecord:
         return self.store.get(tenant, session_id)
+
+    async def pause(self, mode: PauseMode) -> dict[str, object]:
+        return await self._everywhere(Pause(mode=mode), paused=True)
+
+    async def resume(self) -> dict[str, object]:
+        return await self._everywhere(Resume(), paused=False)
+
+    async def _everywhere(self, message: Pause | Resume, *, paused: bool) -> dict[str, object]:
+        rows = [{"id": one, "requests": await self.workers[one].ask(message)} for one in self._living()]
+        return {"paused": paused, "workers": rows, "unreachable": []}
 
     async def rollout(self) -> dict[str, object]:
         """Its workers stay."""

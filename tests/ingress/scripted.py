@@ -15,6 +15,7 @@ from actors.messages import (
     GetSession,
     OpenSession,
     Outcome,
+    PauseMode,
     Reason,
     SessionClosed,
     SessionMode,
@@ -153,6 +154,8 @@ class ScriptedPool:
         self.places = 0
         self.wakes = 0
         self.rollouts = 0
+        self.pauses: list[PauseMode | None] = []
+        """What was asked for; None: to go on."""
         self.max_sessions: list[int | None] = []
         """The limit that each open and fork came with."""
         self.ready = True
@@ -266,6 +269,14 @@ class ScriptedPool:
         if session_id not in self.sessions:
             raise SessionUnknown(session_id)
         return self.sessions[session_id]
+
+    async def pause(self, mode: PauseMode) -> dict[str, object]:
+        self.pauses.append(mode)
+        return {"paused": True, "workers": [], "unreachable": []}
+
+    async def resume(self) -> dict[str, object]:
+        self.pauses.append(None)
+        return {"paused": False, "workers": [], "unreachable": []}
 
     async def rollout(self) -> dict[str, object]:
         self.rollouts += 1
