@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,8 +14,8 @@ from actors.ingress.generation import GenerationRequest
 from actors.ingress.keyring import Caller, KeyRing
 from actors.ingress.limits import Limiter
 from actors.ingress.metrics import Metrics, RequestMeter
-from actors.ingress.prompts import Continues, Prompt, total_bytes
-from actors.ingress.routing import Call, Router
+from actors.ingress.prompts import Continues, Prompt, PromptSource, total_bytes
+from actors.ingress.routing import Call, Router, SessionUse
 from actors.ingress.text import TextModel
 from actors.messages import Reason, Submit
 from actors.ports import PoolPort
@@ -66,23 +66,8 @@ class Ingress:
         return admission.headers
 
     async def prepare(self, request: GenerationRequest, tenant: str) -> list[Call]:
-        """Tokenise: a call for each reply. Raises ApiError for what the template refuses and for what cannot fit."""
-        size = total_bytes(request.prompts)
-        most = self.text.max_context * self.text.max_token_bytes
-        for prompt in request.prompts:
-            if prompt.size_bytes > most:
-                message = (
-                    f"This is {prompt.size_bytes} bytes of text; a context of {self.text.max_context} tokens never "
-                    "holds it."
-                )
-                raise ApiError(Reason.TOO_LARGE, message, param=prompt.field)
-        try:
-            if size <= INLINE_RENDER_BYTES:
-                rendered = self._render(request)
-            else:
-                rendered = await asyncio.get_running_loop().run_in_executor(self._tokenisers, self._render, request)
-        except ValueError as error:
-            raise refused_by_template(str(error)) from error
+        """Tokenise: a call for each reply. Raises ApiError as `render` does."""
+        rendered = await self.render(request.prompts, _continues(request.session))
         affinity = f"{tenant}\n{request.affinity}" if request.affinity is not None else None
         resume = request.resume or not request.stream  # Of a whole answer nothing is shown before the end.
         weight = self.keys.weight(tenant)
@@ -92,6 +77,27 @@ class Ingress:
             submit = _submit(request, index, tenant, weight, prompt_of.ids)
             calls.append(Call(submit, request.session, affinity, prompt_of.turn_refused, resume))
         return calls
+
+    async def render(self, prompts: Sequence[PromptSource], continues: Continues | None = None) -> list[Prompt]:
+        """Each prompt's ids. Raises ApiError for what the template refuses and for what cannot fit."""
+        most = self.text.max_context * self.text.max_token_bytes
+        for prompt in prompts:
+            if prompt.size_bytes > most:
+                message = (
+                    f"This is {prompt.size_bytes} bytes of text; a context of {self.text.max_context} tokens never "
+                    "holds it."
+                )
+                raise ApiError(Reason.TOO_LARGE, message, param=prompt.field)
+
+        def work() -> list[Prompt]:
+            return [prompt.render(self.text, continues) for prompt in prompts]
+
+        try:
+            if total_bytes(prompts) <= INLINE_RENDER_BYTES:
+                return work()
+            return await asyncio.get_running_loop().run_in_executor(self._tokenisers, work)
+        except ValueError as error:
+            raise refused_by_template(str(error)) from error
 
     async def close(self) -> None:
         """End what runs with `Reason.SHUTDOWN`. Nothing can be started afterwards."""
@@ -110,14 +116,13 @@ class Ingress:
             "process": process.figures([asyncio.get_running_loop()]),
         }
 
-    def _render(self, request: GenerationRequest) -> list[Prompt]:
-        """Each prompt's ids. Raises ValueError for what the template refuses."""
-        use = request.session
-        continues = None
-        if use is not None:
-            named = not use.from_head and use.parent is not None
-            continues = Continues(use.from_head, fresh=not named and (use.create or not use.from_head))
-        return [prompt.render(self.text, continues) for prompt in request.prompts]
+
+def _continues(use: SessionUse | None) -> Continues | None:
+    """How a turn meets its session; None without one."""
+    if use is None:
+        return None
+    named = not use.from_head and use.parent is not None
+    return Continues(use.from_head, fresh=not named and (use.create or not use.from_head))
 
 
 def refused_by_template(why: str) -> ApiError:
