@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from actors.ingress import aborts_api, service_api, sessions_api
+from actors.ingress import aborts_api, anthropic_api, service_api, sessions_api, tokens_api
 from actors.ingress.access_log import AccessLog, open_access_log
 from actors.ingress.auth import Gate
 from actors.ingress.core import Ingress
@@ -64,6 +64,10 @@ def _routes(ingress: Ingress) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", GenerateEndpoint(ingress, ChatApi()), methods=["POST"]),
         Route("/v1/completions", GenerateEndpoint(ingress, CompletionApi()), methods=["POST"]),
+        Route("/v1/messages", GenerateEndpoint(ingress, anthropic_api.MessagesApi()), methods=["POST"]),
+        route("/v1/messages/count_tokens", "POST", anthropic_api.count_tokens),
+        route("/tokenize", "POST", tokens_api.tokenize),
+        route("/detokenize", "POST", tokens_api.detokenize),
         route("/v1/sessions", "POST", sessions_api.open_session),
         route("/v1/sessions", "GET", sessions_api.list_sessions),
         route(f"{one_session}/fork", "POST", sessions_api.fork_session),

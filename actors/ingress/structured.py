@@ -24,11 +24,20 @@ def read_grammar(fields: Fields) -> tuple[Grammar | None, str]:
     if not given:
         return None, ""
     grammar, name = given[0]
+    return _of_size(grammar, name), name
+
+
+def schema_grammar(value: Any, path: str) -> Grammar:
+    """Of a JSON schema that stands at `path`. Raises Invalid naming it."""
+    return _of_size(_schema(value, path), path)
+
+
+def _of_size(grammar: Grammar, path: str) -> Grammar:
     size = len(grammar.text.encode())
     if size > MAX_GRAMMAR_BYTES:
-        text = f"`{name}` is {size} bytes long; at most {MAX_GRAMMAR_BYTES} are allowed."
-        raise Invalid(name, text, code="string_above_max_length")
-    return grammar, name
+        text = f"`{path}` is {size} bytes long; at most {MAX_GRAMMAR_BYTES} are allowed."
+        raise Invalid(path, text, code="string_above_max_length")
+    return grammar
 
 
 def _read(fields: Fields, name: str) -> Grammar | None:

@@ -58,6 +58,10 @@ SCOPED = {
         Way("/v1/completions", {"prompt": "and then?", "session": {"id": "{name}"}}, generates=True),
         Way("/v1/completions", {"prompt": [65], "stream": True, "session": NAMED}, generates=True),
     ],
+    "POST /v1/messages": [
+        Way("/v1/messages", {"messages": CHAT, "max_tokens": 4, "session": {"id": "{name}"}}, generates=True),
+        Way("/v1/messages", {"messages": CHAT, "max_tokens": 4, "stream": True, "session": NAMED}, generates=True),
+    ],
     "GET /v1/sessions/{session_id:path}": [Way("/v1/sessions/{name}")],
     "DELETE /v1/sessions/{session_id:path}": [
         Way("/v1/sessions/{name}"),
@@ -86,7 +90,15 @@ OPERATORS = {
     "POST /v1/rollouts": "see test_a_rollout_is_for_operators",
     "GET /metrics": "see test_who_sees_the_stats_of_all",
 }
-SAME_FOR_ALL = {"GET /v1/models", "GET /v1/models/{model:path}", "GET /health", "GET /"}
+SAME_FOR_ALL = {
+    "GET /v1/models",
+    "GET /v1/models/{model:path}",
+    "GET /health",
+    "GET /",
+    "POST /v1/messages/count_tokens",
+    "POST /tokenize",
+    "POST /detokenize",
+}
 
 
 def routes() -> dict[str, Route]:
