@@ -26,6 +26,8 @@ class Choice:
         self.running = running
         self.parts: list[Part] = []
         self.end: Finished | None = None
+        self.ids: list[int] = []
+        """Of all its tokens, those that have no text included."""
         self.logprobs: list[tuple[int, TokenLogprobs]] = []
         """Of its tokens, with their ids, where they were asked for."""
         self.fresh_logprobs: list[tuple[int, TokenLogprobs]] = []
@@ -39,6 +41,7 @@ class Choice:
         known = batch.ids[len(batch.ids) - len(batch.logprobs) :]
         self.fresh_logprobs = list(zip(known, batch.logprobs, strict=True))
         self.logprobs += self.fresh_logprobs
+        self.ids += batch.ids
         text = self._decoder.push(batch.ids) if batch.ids else ""
         if batch.end is not None:
             self.end = batch.end

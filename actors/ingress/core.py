@@ -130,14 +130,14 @@ def refused_by_template(why: str) -> ApiError:
 
 
 def _submit(request: GenerationRequest, index: int, tenant: str, weight: float, ids: dict[str, Any]) -> Submit:
-    rid, sampling = request.part(index)
+    rid, settings = request.part(index)
     return Submit(
         key="",
         ingress="",
         rid=rid,
         batch="" if rid == request.rid else request.rid,
         tenant=tenant,
-        sampling=sampling,
+        sampling=settings.sampling,
         priority=request.priority,
         cache_salt=request.cache_salt,
         digest=request.digest,
@@ -145,7 +145,7 @@ def _submit(request: GenerationRequest, index: int, tenant: str, weight: float, 
         running_timeout_s=request.running_timeout_s,
         deadline_s=request.deadline_s,
         idempotent=request.named,
-        grammar=request.grammar,
+        grammar=settings.grammar,
         weight=weight,
         join=request.join,
         **ids,

@@ -11,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from actors.ingress.auth import caller_of
 from actors.ingress.choices import Choice, whole
 from actors.ingress.core import Ingress, refused_by_template
+from actors.ingress.decoding import decoder_for
 from actors.ingress.errors import GENERIC_INTERNAL, ApiError, from_finished, is_answer
 from actors.ingress.generation import GenerationRequest
 from actors.ingress.http_io import ClientGone, read_body, request_id_of, send_json, send_whole
@@ -111,7 +112,8 @@ class Exchange:
         for index, (call, meter) in enumerate(zip(calls, part_meters(self._meter, len(calls)), strict=True)):
             running = self._ingress.router.start(call, meter, self._ingress.metrics.retries.inc)
             self._running.append(running)
-            decoder = self._ingress.text.decoder(request.sampling.stop)
+            _, settings = request.part(index)
+            decoder = decoder_for(self._ingress.text, settings.sampling.stop, settings.decoding)
             choices.append(Choice(index, running, decoder, voice.reader(), prompt=index // request.choices))
         return choices
 
@@ -162,4 +164,6 @@ def _as_asked(error: ApiError, request: GenerationRequest, call: Call) -> ApiErr
         error.param = request.grammar_field
     elif error.param is None and error.reason is Reason.TOO_LARGE:
         error.param = request.prompts[0].field
+    if error.param is not None:
+        error.param = request.renamed.get(error.param, error.param)
     return error

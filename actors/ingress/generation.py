@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 import orjson
 
+from actors.ingress.decoding import USUAL, Decoding
 from actors.ingress.errors import Invalid, model_not_found
 from actors.ingress.placement import affinity_key
 from actors.ingress.prompts import PromptSource
@@ -44,6 +45,16 @@ class OnWorkerLost(str, Enum):
     RESUME = "resume"
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How replies to a prompt are made and told. `own_seed`: the caller named none."""
+
+    sampling: SamplingParams
+    own_seed: bool
+    grammar: Grammar | None
+    decoding: Decoding = USUAL
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """A request whose every field was checked. `named`: the caller chose `rid` (rule T2). `choices`: replies to each
@@ -51,7 +62,9 @@ class GenerationRequest:
 
     `join`: of `on_duplicate`: hear a running request of this name and body, instead of being refused. `resume`: of
     `on_worker_lost`: go on elsewhere when the worker dies (rule T4). `own_seed`: the caller named none.
-    `echo`: each reply is to begin with its prompt."""
+    `echo`: each reply is to begin with its prompt. `decoding`: how replies are told as text.
+    `own`: the settings of each prompt, where they are not all `sampling`, `grammar` and `decoding`. `names`: of the
+    prompts, where the caller gave each its own. `renamed`: fields that the client knows by other names than workers."""
 
     rid: str
     named: bool
@@ -75,18 +88,34 @@ class GenerationRequest:
     join: bool
     resume: bool
     echo: bool = False
+    decoding: Decoding = USUAL
+    own: Sequence[Settings] = ()
+    names: Sequence[str] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def replies(self) -> int:
         return self.choices * len(self.prompts)
 
-    def part(self, index: int) -> tuple[str, SamplingParams]:
-        """(name, sampling) of the reply number `index`. Several replies differ in their seeds."""
+    def part(self, index: int) -> tuple[str, Settings]:
+        """(name, settings) of the reply number `index`. Several replies to one prompt differ in their seeds."""
+        prompt, number = divmod(index, self.choices)
+        settings = self.own[prompt] if self.own else self._settings
         if self.replies == 1:
-            return self.rid, self.sampling
-        rid = f"{self.rid}_{index}"
-        seed = _own_seed(rid, self.digest) if self.own_seed else (self.sampling.seed + index) % _INT64
-        return rid, replace(self.sampling, seed=seed)
+            return self.names[0] if self.names else self.rid, settings
+        rid = self._name(prompt, number)
+        sampling = settings.sampling
+        seed = own_seed(rid, self.digest) if settings.own_seed else (sampling.seed + number) % _INT64
+        return rid, replace(settings, sampling=replace(sampling, seed=seed))
+
+    @property
+    def _settings(self) -> Settings:
+        return Settings(self.sampling, self.own_seed, self.grammar, self.decoding)
+
+    def _name(self, prompt: int, number: int) -> str:
+        if not self.names:
+            return f"{self.rid}_{prompt * self.choices + number}"
+        return self.names[prompt] if self.choices == 1 else f"{self.names[prompt]}_{number}"
 
 
 def read_generation(
@@ -112,7 +141,7 @@ def read_generation(
         prompts=prompts,
         choices=fields.integer("n", least=1) or 1,
         sampling=read_sampling(
-            fields, vocab_size=text.vocab_size, max_context=text.max_context, own_seed=_own_seed(rid, digest)
+            fields, vocab_size=text.vocab_size, max_context=text.max_context, own_seed=own_seed(rid, digest)
         ),
         own_seed=fields.raw("seed") is None,
         stream=fields.flag("stream"),
@@ -136,11 +165,12 @@ def read_generation(
         join=fields.choice("on_duplicate", OnDuplicate, OnDuplicate.REJECT) is OnDuplicate.JOIN,
         resume=fields.choice("on_worker_lost", OnWorkerLost, OnWorkerLost.ERROR) is OnWorkerLost.RESUME,
     )
-    _check_choices(request)
+    check_choices(request)
     return request
 
 
-def _check_choices(request: GenerationRequest) -> None:
+def check_choices(request: GenerationRequest) -> None:
+    """Raises Invalid for more replies than one request may have."""
     if request.session is not None and request.replies > 1:
         raise Invalid("n", "A turn of a session has one reply: `n` must be 1.", code="unsupported_value")
     if request.replies > MAX_CHOICES:
@@ -219,7 +249,7 @@ def _duration(fields: Fields, name: str, most_s: float) -> float | None:
     return value
 
 
-def _own_seed(rid: str, digest: bytes) -> int:
+def own_seed(rid: str, digest: bytes) -> int:
     """For a request that names no seed. The same request sent again draws the same tokens: attempts that join each
     other, or go on where another has been, cannot tell two texts (rules T2, T4)."""
     drawn = int.from_bytes(hashlib.blake2b(digest + rid.encode(), digest_size=8).digest(), "big")

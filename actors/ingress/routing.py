@@ -140,6 +140,10 @@ class Router:
         """The last list heard of, if it is recent enough to mean anything."""
         return self._members if self._members_age_s() <= MAX_STALE_S else []
 
+    def weights_of(self, worker_id: str | None) -> str:
+        """Version of a worker's weights, as the last list of workers said."""
+        return next((member.weights for member in self._members if member.worker_id == worker_id), "")
+
     def _members_age_s(self) -> float:
         return math.inf if self._members_at is None else self.clock() - self._members_at
 

@@ -63,6 +63,15 @@ class Running:
         router.running.add(self)
 
     @property
+    def weights(self) -> str:
+        """Version of the weights that it is made with; empty where that is not known."""
+        return self._router.weights_of(self.worker_id)
+
+    def elapsed_s(self) -> float:
+        """Since the request came."""
+        return self._meter.elapsed_s()
+
+    @property
     def submitted(self) -> bool:
         """Whether a worker has it, or may have it."""
         return self._line is not None

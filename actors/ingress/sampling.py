@@ -41,13 +41,14 @@ def read_sampling(fields: Fields, *, vocab_size: int, max_context: int, own_seed
 
 def max_tokens_field(fields: Fields) -> str:
     """The name under which the client gave its limit."""
-    return "max_completion_tokens" if fields.raw("max_completion_tokens") is not None else "max_tokens"
+    newer = fields.raw("max_completion_tokens") is not None
+    return fields.at("max_completion_tokens" if newer else "max_tokens")
 
 
 def _max_tokens(fields: Fields, max_context: int) -> int | None:
-    fields.integer("max_tokens", least=0)  # Checked even where the newer name wins.
-    name = max_tokens_field(fields)
-    wanted = fields.integer(name, least=0)
+    older = fields.integer("max_tokens", least=0)  # Checked even where the newer name wins.
+    newer = fields.integer("max_completion_tokens", least=0)
+    name, wanted = max_tokens_field(fields), older if newer is None else newer
     if wanted is not None and wanted > max_context:
         message = f"`{name}` is {wanted}, but the model's context is {max_context} tokens, prompt included."
         raise Invalid(name, message, code="context_length_exceeded")
@@ -59,33 +60,34 @@ def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...
     if child is None:
         return ()
     tree: dict[str, Any] = fields.raw("logit_bias")
+    path = fields.at("logit_bias")
     if len(tree) > MAX_BIASES:
-        raise Invalid("logit_bias", f"`logit_bias` has more than {MAX_BIASES} entries.")
-    return tuple(sorted((_token_key(key, vocab_size), _bias(value)) for key, value in tree.items()))
+        raise Invalid(path, f"`{path}` has more than {MAX_BIASES} entries.")
+    return tuple(sorted((_token_key(key, path, vocab_size), _bias(value, path)) for key, value in tree.items()))
 
 
-def _token_key(key: str, vocab_size: int) -> int:
+def _token_key(key: str, path: str, vocab_size: int) -> int:
     if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < vocab_size):
         shown = key if len(key) <= 20 else key[:20] + "…"
-        raise Invalid("logit_bias", f"`logit_bias` has the key {shown!r}: token ids are 0 to {vocab_size - 1}.")
+        raise Invalid(path, f"`{path}` has the key {shown!r}: token ids are 0 to {vocab_size - 1}.")
     return int(key)
 
 
-def _bias(value: Any) -> float:
-    return check_number(value, "logit_bias", least=-100.0, most=100.0)
+def _bias(value: Any, path: str) -> float:
+    return check_number(value, path, least=-100.0, most=100.0)
 
 
 def _stop(fields: Fields) -> tuple[str, ...]:
-    value = fields.raw("stop")
+    value, path = fields.raw("stop"), fields.at("stop")
     if value is None:
         return ()
     if isinstance(value, str):
-        return (_stop_string(value, "stop"),)
+        return (_stop_string(value, path),)
     if not isinstance(value, list):
-        raise wrong_type("stop", "a string or an array of strings", value)
+        raise wrong_type(path, "a string or an array of strings", value)
     if len(value) > MAX_STOPS:
-        raise Invalid("stop", f"`stop` has {len(value)} items; at most {MAX_STOPS} are allowed.")
-    return tuple(_stop_string(item, f"stop[{index}]") for index, item in enumerate(value))
+        raise Invalid(path, f"`{path}` has {len(value)} items; at most {MAX_STOPS} are allowed.")
+    return tuple(_stop_string(item, f"{path}[{index}]") for index, item in enumerate(value))
 
 
 def _stop_string(value: Any, path: str) -> str:
@@ -96,8 +98,7 @@ def _stop_string(value: Any, path: str) -> str:
 
 
 def _stop_token_ids(fields: Fields, vocab_size: int) -> TokenIds:
-    items = fields.items("stop_token_ids", most=MAX_BIASES) or []
+    items, path = fields.items("stop_token_ids", most=MAX_BIASES) or [], fields.at("stop_token_ids")
     return tuple(
-        check_integer(item, f"stop_token_ids[{index}]", least=0, most=vocab_size - 1)
-        for index, item in enumerate(items)
+        check_integer(item, f"{path}[{index}]", least=0, most=vocab_size - 1) for index, item in enumerate(items)
     )

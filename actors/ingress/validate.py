@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -120,6 +121,18 @@ class Fields:
         if len(value) > most:
             raise Invalid(self.at(name), f"`{self.at(name)}` has {len(value)} items; at most {most} are allowed.")
         return value
+
+
+class RenamedFields(Fields):
+    """An object whose fields have other names with its client: read by ours, told by theirs. `names`: theirs by ours;
+    all others are unknown."""
+
+    def __init__(self, tree: dict[str, Any], path: str, names: Mapping[str, str]) -> None:
+        super().__init__({ours: tree[theirs] for ours, theirs in names.items() if theirs in tree}, path)
+        self.names = names
+
+    def at(self, name: str) -> str:
+        return super().at(self.names.get(name, name))
 
 
 def check_integer(value: Any, path: str, *, least: int | None = None, most: int | None = None) -> int:
