@@ -112,13 +112,18 @@ class Planner:
         core = self._core
         prompts = [request for request in core.requests.running() if self._ready(request) > 1]
         promised: int | None = None
+        passed_over = 0
         while core.requests.num_running < core.settings.max_running and len(prompts) < budget:
-            request = core.requests.first_waiting()
+            request = core.requests.nth_waiting(passed_over)
             if request is None:
                 break
             if promised is None:
                 promised = sum(self._missing_pages(running) for running in core.requests.running())
             covered = self._begin(request)
+            if any(self._will_have(request, covered, other) for other in prompts):
+                core.kv.release(request.uid)
+                passed_over += 1
+                continue
             missing = self._missing_pages(request)
             if core.requests.num_running and promised + missing > core.kv.available:
                 core.kv.release(request.uid)
@@ -129,6 +134,21 @@ class Planner:
             self._start(request, covered, now)
             prompts.append(request)
         return sorted(prompts, key=lambda request: request.order)
+
+    def _will_have(self, request: Request, covered: int, other: Request) -> bool:
+        """Whether most of what `request` has to compute is what `other` is computing: then it comes sooner, and is held
+        once, if it waits until it can be found in the cache (rule K3)."""
+        settings, todo = self._core.settings, len(request.tokens) - covered
+        if not settings.prefix_cache or todo < settings.worth_sharing_tokens or request.keys.root != other.keys.root:
+            return False
+        if request.turn is not None and request.turn.keep:
+            return False  # What is appended to a slot is not looked for in the index (rule K2).
+        size = settings.page_size
+        pages = -(-(covered + -(-todo // 2)) // size)  # So many hold what is covered, and half of the rest.
+        full = min(len(request.tokens) - 1, other.prompt_len) // size
+        if pages > full or other.computed >= pages * size:
+            return False
+        return request.keys[pages - 1] == other.keys[pages - 1]
 
     def _begin(self, request: Request) -> int:
         turn = request.turn

@@ -102,8 +102,9 @@ class RequestTable:
     def waiting(self) -> list[Request]:
         return [request for _, request in self._waiting]
 
-    def first_waiting(self) -> Request | None:
-        return self._waiting[0][1] if self._waiting else None
+    def nth_waiting(self, place: int) -> Request | None:
+        """Who is at this place of the queue, from 0; None beyond its end."""
+        return self._waiting[place][1] if place < len(self._waiting) else None
 
     def running(self) -> list[Request]:
         return [request for _, request in self._running]

@@ -15,6 +15,8 @@ class EngineSettings:
     `hibernate_below`: copies of idle sessions' KV are made while less than this share of the pages is free or could be
     freed without losing any (rule K7). 0: sessions do not hibernate.
     `page_bytes`: size of one page outside the cache.
+    `worth_sharing_tokens`: a request with at least so many tokens to compute waits for another one that computes most
+    of them.
     """
 
     page_size: int
@@ -33,6 +35,7 @@ class EngineSettings:
     max_queued_turns: int = 8
     depth: int = 0
     prefix_cache: bool = True
+    worth_sharing_tokens: int = 128
     forecast: bool = True
     share_prefix_across_tenants: bool = False
     tombstone_s: float = 30.0

@@ -69,6 +69,7 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
         hibernate_below=st.sampled_from([0.0, 0.5, 1.0]),
         forecast=st.booleans(),
+        worth_sharing_tokens=st.sampled_from([2, 128]),
         max_context=st.sampled_from([512, 1500]),
     )
     def begin(self, page_size: int, pages: int, chunk: int, **settings: Any) -> None:
