@@ -38,7 +38,7 @@ def read_conversation(system: Any, messages: Any) -> list[dict[str, Any]]:
         _read_message(message, f"messages[{index}]", chat)
     if chat.messages[-1]["role"] == "assistant":
         at = f"messages[{len(messages) - 1}].role"
-        raise Invalid(at, "The last message is the assistant's: to go on with its text (prefill) is not supported.")
+        raise Invalid(at, f"`{at}` is 'assistant' at the end: to go on with its text (prefill) is not supported.")
     return chat.messages
 
 
