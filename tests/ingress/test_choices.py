@@ -196,6 +196,25 @@ def test_seeds_differ_between_choices_and_not_between_requests() -> None:
     run(check())
 
 
+def test_several_choices_of_one_seed(tmp_path: Path) -> None:
+    """I3, E5, K3: field case N60: the same each time, each index another text; the prompt's full pages are held once."""
+
+    async def check() -> None:
+        async with cluster(tmp_path) as at:
+            prompt = "a prompt of some length, so that it fills pages: " * 8
+            asked = {"n": 3, "seed": 5, "temperature": 1, "max_tokens": 20}
+            streams = [await at.client.chat(prompt, stream=True, **asked).whole() for _ in range(2)]
+            whole = (await at.client.chat(prompt, **asked).whole()).json()
+            computed = at.shell().stats()["prefill_tokens"]
+        texts = [choice["message"]["content"] for choice in whole["choices"]]
+        assert len(set(texts)) == 3
+        assert by_index(streams[0]) == by_index(streams[1]) == dict(enumerate(texts))
+        assert whole["usage"]["completion_tokens"] == 60
+        assert computed < 2 * whole["usage"]["prompt_tokens"], "of nine prompts"
+
+    run(check())
+
+
 def test_a_turn_has_one_reply() -> None:
     """S3: session case S23: several choices of a turn are refused, in every mode."""
 

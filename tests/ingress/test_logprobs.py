@@ -76,6 +76,27 @@ def test_a_completion_tells_tokens_and_where_they_are(tmp_path: Path) -> None:
     run(check())
 
 
+def test_what_a_grammar_forbids_is_told_as_a_number(tmp_path: Path) -> None:
+    """I1: field case N57: more alternatives than the grammar allows, whole and streamed: JSON without NaN or Infinity."""
+
+    async def check() -> None:
+        async with cluster(tmp_path) as at:
+            asked = {**GREEDY, "guided_choice": ["a", "b"]}
+            top = {"logprobs": True, "top_logprobs": 10}
+            whole = await at.client.chat("hello", **asked, **top).whole()
+            stream = await at.client.chat("hello", stream=True, **asked, **top).whole()
+            plain = await at.client.post("/v1/completions", {"prompt": "hello", "logprobs": 10, **asked})
+        for call in (whole, stream, plain):
+            assert call.status == 200, call.body
+            for word in (b"NaN", b"Infinity", b"null,null"):
+                assert word not in call.body
+        entry = whole.json()["choices"][0]["logprobs"]["content"][0]
+        assert len(entry["top_logprobs"]) == 10
+        assert all(math.isfinite(one["logprob"]) for one in entry["top_logprobs"])
+
+    run(check())
+
+
 def test_a_turns_logprobs_go_with_its_tokens_and_a_replay_has_none(tmp_path: Path) -> None:
     """T2: what is stored is the text."""
 
