@@ -20,6 +20,7 @@ from cluster.membership import Membership, Worker, WorkerState
 from cluster.reconcile import backoff_s
 from cluster.release import Release
 from cluster.runtime import Runtime, WorkerSilent
+from cluster.undertakings import Undertakings
 from configs import ClusterConfig
 
 logger = logging.getLogger("remora.pool")
@@ -56,6 +57,7 @@ class Fleet:
         self._on_death = on_death
         self.release = release
         self._see_off = see_off
+        self._undertakings = Undertakings(runtime)
         self._tasks: dict[str, set[asyncio.Task[None]]] = {}
         self._changed = asyncio.Event()
         self._retry_at = clock()
@@ -76,11 +78,11 @@ class Fleet:
             return False
         return True
 
-    async def act(self, action: Action) -> None:
-        """Do it, unless the world has changed since it was decided."""
+    def act(self, action: Action) -> None:
+        """Begin to do it, unless the world has changed since it was decided."""
         match action:
             case Spawn():
-                await self._spawn(f"{WORKER_PREFIX}{uuid.uuid4().hex[:8]}")
+                self._spawn(f"{WORKER_PREFIX}{uuid.uuid4().hex[:8]}")
             case Adopt(worker_id) if worker_id not in self.members:
                 logger.info("adopting %s", worker_id)
                 self.members.add(worker_id, self._clock(), adopted=True)
@@ -90,7 +92,8 @@ class Fleet:
             case Keep(worker_id) if self.members.alive(worker_id):
                 self._begin_keeping(worker_id)
             case Kill(worker_id):
-                await self.kill(worker_id, "no longer wanted")
+                self._count_dead(worker_id, "no longer wanted")
+                self._undertakings.end(worker_id)
 
     def renew(self) -> None:
         """From now on every worker that runs is one of yesterday."""
@@ -99,11 +102,11 @@ class Fleet:
         self.failed_starts, self._retry_at = 0, self._clock()
         self._compare()
 
-    async def look(self) -> None:
+    def look(self) -> None:
         """Apply the clocks: who was silent for too long is ended for good, so that it cannot come back."""
         for worker in self.members.look(self._clock()):
             self._mourn(worker)
-            await self._runtime.kill(worker.worker_id)
+            self._undertakings.end(worker.worker_id)
 
     async def probe(self, worker_id: str) -> None:
         """Somebody could not reach this worker: find out now whether it is dead."""
@@ -119,7 +122,7 @@ class Fleet:
     async def knows_alive(self, worker_id: str) -> bool:
         """Whether a worker lives. One that is not in the table may be another pool's, and is adopted if it runs."""
         if worker_id not in self.members and worker_id in await self._runtime.living():
-            await self.act(Adopt(worker_id))
+            self.act(Adopt(worker_id))
         return self.members.alive(worker_id)
 
     def has_closed(self, worker_id: str) -> bool:
@@ -137,14 +140,14 @@ class Fleet:
         return not any(worker.weights for worker in alive if not worker.stale)  # Else they would be these.
 
     async def kill(self, worker_id: str, cause: str) -> None:
-        if self.members.died(worker_id, cause, self._clock()):
-            self._mourn(self.members.get(worker_id), failed=False)
-        await self._runtime.kill(worker_id)
+        self._count_dead(worker_id, cause)
+        await self._undertakings.ended(worker_id)
 
     def abandon(self) -> None:
         """Watch nobody any more."""
         for worker_id in list(self._tasks):
             self._stop_watching(worker_id)
+        self._undertakings.stop()
 
     async def shutdown(self) -> None:
         """End every worker: politely, then for certain."""
@@ -155,15 +158,20 @@ class Fleet:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    async def _spawn(self, worker_id: str) -> None:
+    def _spawn(self, worker_id: str) -> None:
         logger.info("starting %s", worker_id)
         self.members.add(worker_id, self._clock()).release = self.release.label
-        try:
-            await self._runtime.spawn(worker_id, self.release.label)
-        except WorkerGone as gone:
-            self._died(worker_id, str(gone))
-        else:
+        self._undertakings.start(worker_id, self.release.label, self._spawned)
+
+    def _spawned(self, worker_id: str, failure: WorkerGone | None) -> None:
+        if failure is not None:
+            self._died(worker_id, str(failure))
+        elif self.members.alive(worker_id):
             self._watch(worker_id)
+
+    def _count_dead(self, worker_id: str, cause: str) -> None:
+        if self.members.died(worker_id, cause, self._clock()):
+            self._mourn(self.members.get(worker_id), failed=False)
 
     def _watch(self, worker_id: str) -> None:
         self._start(worker_id, self._await_death(worker_id))

@@ -20,6 +20,7 @@ from actors.messages import PauseMode, SessionClosed, SessionMode, SessionRolled
 from actors.ports import Member, Placement, WorkerGone
 from actors.records import PutStatus, ResultClaim, ResultRecord, SessionRecord, SessionStore, StoreError
 from cluster.balancer import Balancer
+from cluster.census import Census
 from cluster.fleet import Fleet
 from cluster.membership import Worker, WorkerState
 from cluster.pausing import Pausing
@@ -38,8 +39,6 @@ from configs.digest import worker_digest
 logger = logging.getLogger("remora.pool")
 
 TICK_S = 0.5
-CENSUS_S = 30.0
-"""How often all living workers are listed, and their sessions begin to be counted anew."""
 WANTED_S = 5.0
 """For how long a request at an ingress counts as waiting for a worker; it asks again before."""
 EXPIRE_S = 5.0
@@ -89,8 +88,9 @@ class Pool:
         self._tick_s = min(TICK_S, config.cluster.heartbeat_s)
         self._kick = asyncio.Event()
         self._adopted = asyncio.Event()
-        self._census_at = self._expire_at = clock()
+        self._expire_at = clock()
         self._to_recount: deque[str] = deque()
+        self._census = Census(runtime, clock)
         self._loop: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -248,6 +248,7 @@ class Pool:
             self._loop.cancel()
             with suppress(asyncio.CancelledError):
                 await self._loop
+        self._census.stop()
 
     async def _row(self, worker: Worker) -> dict[str, object]:
         stats: Mapping[str, Any] = worker.stats
@@ -283,9 +284,11 @@ class Pool:
     async def _tick(self) -> None:
         """One look at the world. What goes wrong is logged and tried again at the next."""
         try:
-            await self._fleet.look()
+            self._fleet.look()
             await self._pausing.look()
-            living = await self._census()
+            living = await self._living()
+            if living is None:
+                return
             self._scale(living)
             await self._act(living)
             await self._recount()
@@ -297,13 +300,12 @@ class Pool:
         except Exception:
             logger.exception("the pool's loop failed; it goes on")
 
-    async def _census(self) -> list[str]:
-        """Ids of all workers that run, at the start and now and then; otherwise nothing."""
-        now = self._clock()
-        if now < self._census_at:
-            return []
-        living = await self._runtime.living()
-        self._census_at = now + CENSUS_S
+    async def _living(self) -> list[str] | None:
+        """Ids of all workers that run, now and then; otherwise nothing. None: those of a pool before this one are not
+        known yet."""
+        living = await self._census.look()
+        if living is None:
+            return [] if self._adopted.is_set() else None
         if not self._to_recount:
             self._to_recount.extend(worker_id for worker_id in living if worker_id in self._fleet.members)
         return living
@@ -331,7 +333,7 @@ class Pool:
 
     async def _act(self, living: list[str]) -> None:
         for action in self._rolling.actions(self._desired, living):
-            await self._fleet.act(action)
+            self._fleet.act(action)
             if isinstance(action, Adopt):
                 await self._desk.recount(action.worker_id)
         self._adopted.set()  # Before, a living worker's session could be taken for an orphan.

@@ -47,6 +47,9 @@ class LocalRuntime:
         """One that steps can get stuck in has a `release`, so that its threads end with the test."""
         self.stuck_starts = False
         """Workers that are spawned from now on never get ready."""
+        self.control = asyncio.Event()
+        """Cleared: what starts, ends or lists workers waits, as it does while Ray's control service is away."""
+        self.control.set()
         self.starts = asyncio.Event()
         """Cleared: workers begin to start, and do not get ready."""
         self.starts.set()
@@ -54,6 +57,7 @@ class LocalRuntime:
         self._store = store
 
     async def spawn(self, worker_id: str, release: str) -> None:
+        await self.control.wait()
         self.spawned.append(worker_id)
         if self.failing_starts:
             raise WorkerGone(self.failing_starts.pop(0))
@@ -103,10 +107,12 @@ class LocalRuntime:
         await asyncio.to_thread(worker.shell.stop, Shutdown(reason=reason))
 
     async def kill(self, worker_id: str) -> None:
+        await self.control.wait()
         if worker_id in self.workers:
             await self.die(worker_id, "killed")
 
     async def living(self) -> list[str]:
+        await self.control.wait()
         return [worker_id for worker_id, worker in self.workers.items() if not worker.ended.is_set()]
 
     # -- what tests do to workers ----------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ async def drained(w: World, count: int) -> tuple[str, str]:
     w.pool.set_workers(2)
     new = next(one for one in await w.until_ready(2) if one != old)
     w.pool.set_workers(1)
-    await w.pool._fleet.act(Drain(old))
+    w.pool._fleet.act(Drain(old))
     return old, new
 
 
@@ -122,7 +122,7 @@ def test_a_session_with_a_turn_goes_when_that_is_over(tmp_path: Path) -> None:
         w.pool.set_workers(2)
         new = next(one for one in await w.until_ready(2) if one != old)
         w.pool.set_workers(1)
-        await w.pool._fleet.act(Drain(old))
+        w.pool._fleet.act(Drain(old))
         await gone(w, old)
         placed = await w.pool.place("t", "busy")
         told = await w.turn(placed, "b2")

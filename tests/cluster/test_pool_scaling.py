@@ -180,7 +180,7 @@ def test_an_idle_session_leaves_a_worker_that_is_drained_and_a_busy_one_stays(tm
         w.runtime.workers[old].shell.submit(submit_of(busy, "b1", 1200))
         w.pool.set_workers(2)
         new = next(one for one in await w.until_ready(2) if one != old)
-        await w.pool._fleet.act(Drain(old))
+        w.pool._fleet.act(Drain(old))
 
         async def closed() -> bool:
             return bool(w.runtime.workers[old].shell.stats()["draining"])
@@ -228,7 +228,7 @@ def test_a_drain_that_a_pool_began_is_finished_by_the_next(tmp_path: Path) -> No
         (old,) = await w.until_ready(1)
         placed = await w.open("s")
         w.runtime.workers[old].shell.submit(submit_of(placed, "r1", 1500))
-        await w.pool._fleet.act(Drain(old))
+        w.pool._fleet.act(Drain(old))
 
         async def closed() -> bool:
             return bool(w.runtime.workers[old].shell.stats()["draining"])
