@@ -9,13 +9,15 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.messages import Reason
 from actors.ports import WorkerGone, WorkerPort
 from actors.records import SessionStore, StoreError
 from actors.wire import decode, encode
 from actors.worker.actor import WORKER_CONCURRENCY_GROUPS, ActorWorkerPort, WorkerActor
+from cluster import ray_placement
 from cluster.answers import DOWN, Answer
 from cluster.fleet import WORKER_PREFIX
 from cluster.ray_errors import cause_of
@@ -98,22 +100,27 @@ class RayRuntime:
         self._config = config
         self._store = store
         self._handles: dict[str, Any] = {}
+        self._rooms: set[str] = set()
+        """Workers of several ranks, for which room is reserved."""
 
     async def spawn(self, worker_id: str, release: str) -> None:
         config = self._config
-        actor = ray.remote(concurrency_groups=WORKER_CONCURRENCY_GROUPS)(WorkerActor).options(
-            name=NAME_PREFIX + worker_id,
-            namespace=config.cluster.namespace,
-            lifetime="detached",
-            max_restarts=0,
-            max_concurrency=WORKER_CONCURRENCY,
-            num_cpus=config.workers.num_cpus,
-            num_gpus=config.workers.num_gpus,
-        )
         try:
+            room = await self._room_for(worker_id)
+            actor = ray.remote(concurrency_groups=WORKER_CONCURRENCY_GROUPS)(WorkerActor).options(
+                name=NAME_PREFIX + worker_id,
+                namespace=config.cluster.namespace,
+                lifetime="detached",
+                max_restarts=0,
+                max_concurrency=WORKER_CONCURRENCY,
+                num_cpus=config.workers.num_cpus,
+                num_gpus=config.workers.num_gpus,
+                scheduling_strategy=room,
+            )
             start = partial(actor.remote, worker_id, to_tree(config), self._store, release)
             self._handles[worker_id] = await asyncio.to_thread(start)
         except (RayError, ValueError) as error:
+            await self._forget(worker_id)
             raise WorkerGone(cause_of(error)) from error
 
     async def heartbeat(self, worker_id: str, pool_id: str) -> Mapping[str, Any]:
@@ -124,7 +131,7 @@ class RayRuntime:
         while True:
             cause = await self._sentinel(worker_id)
             if cause is not None:
-                self._handles.pop(worker_id, None)
+                self._forget(worker_id)  # Who waited for it first would be told a worse cause by others.
                 return cause
             await asyncio.sleep(LOST_PAUSE_S)
 
@@ -146,26 +153,52 @@ class RayRuntime:
         try:
             handle = await self._handle(worker_id)
         except WorkerGone:
+            await self._forget(worker_id)
             return
         await asyncio.to_thread(ray.kill, handle, no_restart=True)
-        self._handles.pop(worker_id, None)
+        await self._forget(worker_id)
 
     async def living(self) -> list[str]:
-        names = await asyncio.to_thread(actor_names, self._config.cluster.namespace)
-        found = [name.removeprefix(NAME_PREFIX) for name in names if name.startswith(NAME_PREFIX + WORKER_PREFIX)]
+        """Also gives back the room of workers that died when no pool was there."""
+        namespace = self._config.cluster.namespace
+        reserved = await asyncio.to_thread(ray_placement.reserved, namespace)
+        names = await asyncio.to_thread(actor_names, namespace)
+        found = {name.removeprefix(NAME_PREFIX) for name in names if name.startswith(NAME_PREFIX + WORKER_PREFIX)}
+        leftover = reserved - found - self._rooms
+        self._rooms |= reserved
+        for worker_id in leftover:
+            await self._forget(worker_id)
         return sorted(found)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
+    async def _room_for(self, worker_id: str) -> PlacementGroupSchedulingStrategy | None:
+        """Where a worker of several ranks is to run."""
+        config = self._config
+        if config.workers.tensor_parallel == 1:
+            return None
+        self._rooms.add(worker_id)
+        return await asyncio.to_thread(ray_placement.reserve, config.cluster.namespace, worker_id, config.workers)
+
+    def _forget(self, worker_id: str) -> asyncio.Future[None]:
+        """A worker is dead: what was kept for it is given back, whoever waits for that or not."""
+        self._handles.pop(worker_id, None)
+        loop = asyncio.get_running_loop()
+        if worker_id in self._rooms:
+            self._rooms.discard(worker_id)
+            return loop.run_in_executor(None, ray_placement.release, self._config.cluster.namespace, worker_id)
+        done: asyncio.Future[None] = loop.create_future()
+        done.set_result(None)
+        return done
+
     async def _sentinel(self, worker_id: str) -> str | None:
-        """Why the worker is dead; None when the call merely broke."""
+        """Why the worker is dead, or is about to end; None when the call merely broke."""
         try:
-            await self._call(worker_id, "sentinel")
+            return str(await self._call(worker_id, "sentinel"))
         except WorkerSilent:
             return None
         except WorkerGone as gone:
             return str(gone)
-        return "its sentinel returned"
 
     async def _handle(self, worker_id: str) -> Any:
         handle = self._handles.get(worker_id)
@@ -180,6 +213,9 @@ class RayRuntime:
             return await contextvars.Context().run(getattr(handle, method).remote, *args)
         except ActorUnavailableError as error:
             raise WorkerSilent(cause_of(error)) from error
+        except ActorDiedError as error:
+            await self._forget(worker_id)
+            raise WorkerGone(cause_of(error)) from error
         except RayError as error:
             raise WorkerGone(cause_of(error)) from error
 
@@ -229,6 +265,7 @@ def end_actors(namespace: str) -> None:
         if name == STORE_NAME:
             _shut_store(handle)
         ray.kill(handle, no_restart=True)
+    ray_placement.release(namespace)
 
 
 def _shut_store(handle: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from configs import rollout, scaling
+from configs import ranks, rollout, scaling
 from configs.schema import AuthConfig, IngressConfig, RemoraConfig, StoreConfig, TenantLimits
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ def check(config: RemoraConfig) -> RemoraConfig:
         raise ConfigError(f"sessions.weights: {config.sessions.weights!r}; it must be 'follow' or 'pin'")
     for complaint in scaling.complaints(config.autoscale, config.rebalance, config.workers.count):
         raise ConfigError(complaint)
-    for complaint in rollout.complaints(config.rollout):
+    for complaint in (*rollout.complaints(config.rollout), *ranks.complaints(config.workers)):
         raise ConfigError(complaint)
     check_store(config.store)
     check_auth(config.auth)
@@ -125,7 +125,9 @@ def check_edge(ingress: IngressConfig) -> None:
         raise ConfigError("ingress.tls_certificate and ingress.tls_key are given both or neither")
     for index, origin in enumerate(ingress.cors_origins):
         if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ConfigError(f"ingress.cors_origins[{index}]: {origin!r} is no origin, such as https://chat.example.com")
+            raise ConfigError(
+                f"ingress.cors_origins[{index}]: {origin!r} is no origin, such as https://chat.example.com"
+            )
 
 
 def check_store(store: StoreConfig) -> None:

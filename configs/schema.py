@@ -109,8 +109,10 @@ class WorkerConfig:
     """The worker actors.
 
     `runner`: `torch`, or `toy` (no model: the next token is a hash of the KV; for tests).
-    `attention`: attention backend of the torch runner. `threads`: compute threads per worker; 0 = cores / workers.
-    `num_cpus`, `num_gpus`: Ray resources of one worker. `toy_step_s`: how long a step of the toy runner takes;
+    `attention`: attention backend of the torch runner. `threads`: compute threads per rank; 0 = cores / ranks.
+    `tensor_parallel`: over how many processes (ranks) a worker's model is split; it must divide the attention heads.
+    `num_cpus`, `num_gpus`: Ray resources of each rank. `rank_placement`: `strict_pack`, all ranks of a worker on one
+    node, or `pack`, on several if need be. `toy_step_s`: how long a step of the toy runner takes;
     `toy_weights`: a file whose content stands for its weights, empty = none; `toy_start_s`: how long it takes to start.
     """
 
@@ -120,6 +122,8 @@ class WorkerConfig:
     threads: int = 0
     num_cpus: float = 0.0
     num_gpus: float = 0.0
+    tensor_parallel: int = 1
+    rank_placement: str = "strict_pack"
     toy_step_s: float = 0.0
     toy_weights: str = ""
     toy_start_s: float = 0.0
@@ -184,6 +188,8 @@ class IngressConfig:
     send its body; 0 = as long as it likes.
     `cors_origins`: web pages of these origins (`https://chat.example.com`; `*` = any) may use the API; none by default.
     `tls_certificate`, `tls_key`: PEM files, the same on every node with an HTTP proxy; both or neither.
+    `incremental_streaming_output`: streams of /generate tell what is new, instead of all so far, as SGLang's switch of
+    that name has it.
     """
 
     host: str = "127.0.0.1"
@@ -209,6 +215,7 @@ class IngressConfig:
     cors_origins: tuple[str, ...] = ()
     tls_certificate: str = ""
     tls_key: str = ""
+    incremental_streaming_output: bool = False
 
 
 @dataclass(frozen=True, slots=True)

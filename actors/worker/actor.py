@@ -8,17 +8,20 @@ it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 import numpy as np
 import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors import process
 from actors.messages import Abort, Drain, Event, Reason, Reply, Shutdown, Submit
@@ -27,8 +30,9 @@ from actors.records import SessionStore
 from actors.wire import decode, decode_frame, encode
 from actors.worker.build import build_runner
 from actors.worker.kv_parcels import Parcel
+from actors.worker.ranks import RankActor, Ranks
 from actors.worker.shell import Ask, WorkerShell
-from configs import RemoraConfig, from_tree
+from configs import RemoraConfig, from_tree, to_tree
 
 logger = logging.getLogger("remora.worker")
 
@@ -49,13 +53,17 @@ class WorkerActor:
     def __init__(self, worker_id: str, config: dict[str, Any], store: SessionStore, release: str) -> None:
         self._config = from_tree(RemoraConfig, config)
         self._release = release
-        runner, bos_id = build_runner(self._config)
+        self._asked_to_end = threading.Event()
+        self._end: Future[object] = Future()
+        """Why this process is about to end by itself."""
+        self._ranks = Ranks(start_ranks(self._config), self._config.cluster, self._end_now, self._asked_to_end.set)
+        runner, bos_id = build_runner(self._config, self._end_now)
+        self._ranks.meet(runner, ray.util.get_node_ip_address())
         self._shell = WorkerShell(worker_id, self._config, runner, store, bos_id=bos_id)
         self._shell.start()
         self._heard_from_pool_at = time.monotonic()
         self._loops: set[asyncio.AbstractEventLoop] = set()
         """One of each concurrency group that has been heard."""
-        self._asked_to_end = threading.Event()
         on_sigterm(self._asked_to_end.set)
         threading.Thread(target=self._watch, name="remora-lease", daemon=True).start()
 
@@ -88,14 +96,16 @@ class WorkerActor:
         return {**self._row(), "release": self._release}
 
     @ray.method(concurrency_group="control")
-    async def sentinel(self) -> None:
-        """Never returns: the call fails the moment this actor dies, which is how the pool learns of it."""
-        await asyncio.Event().wait()
+    async def sentinel(self) -> str:
+        """The call fails the moment this actor dies, which is how the pool learns of it; or, just before this process
+        ends by itself, says why it does."""
+        return str(await asyncio.shield(asyncio.wrap_future(self._end)))
 
     @ray.method(concurrency_group="control")
     async def stop(self, reason: str = Reason.SHUTDOWN.value) -> None:
         """End every request with this reason, hand out their events, stop."""
         shutdown = Shutdown(reason=Reason(reason))
+        self._ranks.stop()
         await asyncio.get_running_loop().run_in_executor(None, self._shell.stop, shutdown)
 
     @ray.method(concurrency_group="control")
@@ -121,6 +131,8 @@ class WorkerActor:
         return {
             **self._shell.stats(),
             "node_id": ray.get_runtime_context().get_node_id(),
+            "tensor_parallel": self._config.workers.tensor_parallel,
+            "ranks": self._ranks.rows,
             "process": process.figures(self._loops),
         }
 
@@ -142,9 +154,36 @@ class WorkerActor:
         logger.warning("asked to end by SIGTERM: draining")
         self._shell.ask(Drain())
         time.sleep(self._config.cluster.drain_grace_s + _POOL_LATE_S)
+        self._ranks.stop()
         self._shell.stop()
         time.sleep(_LAST_EVENTS_S)
         os._exit(0)
+
+    def _end_now(self, why: str) -> None:
+        """A rank is lost. Does not return: nobody is to be told that what ran here has failed, since it can run
+        elsewhere."""
+        with contextlib.suppress(InvalidStateError):  # Another thread has found it, too.
+            self._end.set_result(why)
+            logger.critical("%s; this worker ends", why)
+        time.sleep(_LAST_EVENTS_S)
+        os._exit(1)
+
+
+def start_ranks(config: RemoraConfig) -> list[Any]:
+    """Actors for all ranks but the first, each in its part of the room that was reserved for this worker. They are this
+    process's: Ray ends them when it ends."""
+    workers = config.workers
+    room = ray.util.get_current_placement_group()
+    return [
+        ray.remote(RankActor)
+        .options(
+            num_cpus=workers.num_cpus,
+            num_gpus=workers.num_gpus,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(room, placement_group_bundle_index=rank),
+        )
+        .remote(to_tree(config), rank, on_sigterm)
+        for rank in range(1, workers.tensor_parallel)
+    ]
 
 
 def on_sigterm(call: Callable[[], None]) -> None:

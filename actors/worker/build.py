@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from actors.runner.base import ModelRunner
 from configs import RemoraConfig
 
+if TYPE_CHECKING:
+    from actors.runner.torch.ranks import Rank
 
-def build_runner(config: RemoraConfig) -> tuple[ModelRunner, int | None]:
-    """(runner, bos id). Loads the model; raises what the model's source or the runner raise when it cannot be used."""
+
+def build_runner(
+    config: RemoraConfig, ranks_lost: Callable[[str], None] | None = None
+) -> tuple[ModelRunner, int | None]:
+    """(runner, bos id). Loads the model; raises what the model's source or the runner raise when it cannot be used.
+
+    Of a tensor parallel worker it is the first rank's part, which has yet to meet the others (`TorchRunner.lead`);
+    `ranks_lost(why)` is called when they can do nothing together any more.
+    """
     if config.workers.runner == "toy":
         from actors.runner.toy import ToyRunner
 
@@ -23,36 +34,64 @@ def build_runner(config: RemoraConfig) -> tuple[ModelRunner, int | None]:
             weights=config.workers.toy_weights,
         )
         return runner, None
-    return _torch_runner(config)
+    return _torch_runner(config, ranks_lost)
 
 
 def compute_threads(config: RemoraConfig) -> int:
-    """Threads of one worker: what is configured, else an equal share of the cores this process may use."""
+    """Threads of one rank: what is configured, else an equal share of the cores this process may use."""
     if config.workers.threads:
         return config.workers.threads
-    return max(1, len(os.sched_getaffinity(0)) // config.workers.count)
+    return max(1, len(os.sched_getaffinity(0)) // (config.workers.count * config.workers.tensor_parallel))
 
 
-def _torch_runner(config: RemoraConfig) -> tuple[ModelRunner, int | None]:
+def build_rank(config: RemoraConfig, number: int) -> Rank:
+    """Any rank of a tensor parallel worker but the first, on the thread that will compute. Raises as `build_runner`."""
+    _be_patient()
+    import torch
+
+    from actors.model.source import resolve
+    from actors.runner.torch.ranks import Rank
+    from actors.runner.torch.setup import ModelSetup
+
+    torch.set_num_threads(compute_threads(config))
+    folder = resolve(config.model.id, config.model.cache_dir, progress=False)
+    return Rank(ModelSetup.of(folder.path, **_of_the_model(config)), number, config.workers.tensor_parallel)
+
+
+def _be_patient() -> None:
     # Compute threads share their cores with the ingress, the proxy and whatever else runs: libgomp's own patience at
-    # barriers then starves everybody, and none at all costs a third of the speed. Read when torch is loaded, below.
+    # barriers then starves everybody, and none at all costs a third of the speed. Read when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+
+
+def _of_the_model(config: RemoraConfig) -> dict[str, Any]:
+    """What all ranks are told."""
+    return {
+        "dtype": config.model.dtype,
+        "device": "cuda" if config.workers.num_gpus else "cpu",
+        "page_size": config.engine.page_size,
+        "kv_tokens": config.engine.kv_tokens,
+        "attention": config.workers.attention,
+    }
+
+
+def _torch_runner(config: RemoraConfig, ranks_lost: Callable[[str], None] | None) -> tuple[ModelRunner, int | None]:
+    _be_patient()
     from actors.model.source import resolve
     from actors.model.tokenizer import Tokenizer
+    from actors.runner.torch.group import RankGroup
     from actors.runner.torch.runner import TorchRunner
 
     folder = resolve(config.model.id, config.model.cache_dir, progress=False)
     tokenizer = Tokenizer.load(folder)
+    size = config.workers.tensor_parallel
     runner = TorchRunner(
         folder.path,
-        dtype=config.model.dtype,
-        device="cuda" if config.workers.num_gpus else "cpu",
-        page_size=config.engine.page_size,
-        kv_tokens=config.engine.kv_tokens,
+        **_of_the_model(config),
         max_context=config.model.max_context,
-        attention=config.workers.attention,
         threads=compute_threads(config),
         vocab_bytes=tokenizer.vocab_bytes(),
         eos_ids=tokenizer.eos_ids,
+        group=RankGroup(0, size, ranks_lost) if size > 1 else None,
     )
     return runner, tokenizer.bos_id
