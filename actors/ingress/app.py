@@ -22,6 +22,8 @@ from actors.ingress.exchange import GenerateEndpoint
 from actors.ingress.http_io import path_of, request_id_of
 from actors.ingress.openai_routes import ChatApi, CompletionApi
 from actors.ingress.plain_routes import Handler, error_answer, plain
+from actors.ingress.responses.routes import Responses
+from actors.ingress.responses.table import response_routes
 
 
 def build_app(ingress: Ingress) -> Starlette:
@@ -30,6 +32,7 @@ def build_app(ingress: Ingress) -> Starlette:
     Raises OSError when the access log cannot be written.
     """
 
+    responses = Responses(ingress)
     path = ingress.config.ingress.access_log
     log = open_access_log(path) if path else None
 
@@ -37,6 +40,7 @@ def build_app(ingress: Ingress) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await ingress.close()
+        await responses.close()
         if log is not None:
             log.close()
 
@@ -49,7 +53,7 @@ def build_app(ingress: Ingress) -> Starlette:
     if log is not None:
         middleware.insert(0, Middleware(AccessLog, handler=log))
     return Starlette(
-        routes=_routes(ingress),
+        routes=[*_routes(ingress), *response_routes(ingress, responses)],
         middleware=middleware,
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error},

@@ -23,7 +23,7 @@ from actors.ingress.routing import Call
 from actors.ingress.running import Running
 from actors.ingress.streams import AnswerStream, worker_header
 from actors.ingress.validate import parse_object
-from actors.ingress.voice import Api, Voice
+from actors.ingress.voice import Api, Keeping, Voice
 from actors.messages import Outcome, Reason, Stage
 
 log = logging.getLogger(__name__)
@@ -44,10 +44,18 @@ class Exchange:
     """One request and its answer."""
 
     def __init__(
-        self, ingress: Ingress, api: Api, caller: Caller, headers: Headers, receive: Receive, send: Send
+        self,
+        ingress: Ingress,
+        api: Api,
+        caller: Caller,
+        headers: Headers,
+        receive: Receive,
+        send: Send,
+        keeping: Keeping | None = None,
     ) -> None:
         self._ingress = ingress
         self._api = api
+        self._keeping = keeping
         self._caller = caller
         self._headers = headers
         self._receive = receive
@@ -92,10 +100,14 @@ class Exchange:
             self._client_gone()
 
     async def _answer(self, request: GenerationRequest, life: Lifeline) -> None:
+        if self._keeping is not None:
+            request = await self._keeping.arrange(request)
         calls = await self._ingress.prepare(request, self._caller.tenant)
         voice = self._api.voice(request, self._ingress.text)
         try:
             choices = self._start(request, calls, voice)
+            if self._keeping is not None:
+                await self._keeping.begun(choices)
             if request.stream:
                 await self._stream(choices, voice, life)
             else:
@@ -127,6 +139,7 @@ class Exchange:
             request_id=self._request_id,
             flush_s=config.flush_s,
             keepalive_after_s=config.keepalive_after_s,
+            keeping=self._keeping,
         )
         await stream.run()
 
@@ -136,6 +149,8 @@ class Exchange:
         for choice in choices:
             if choice.end is not None and not is_answer(choice.end):
                 raise from_finished(choice.end, choice.text, choice.running.delivered)
+        if self._keeping is not None:
+            await self._keeping.ended(choices, None, self._request_id)
         await send_whole(life.send, 200, voice.whole(choices), self._answer_headers)
 
     async def _tracked_send(self, message: Message) -> None:

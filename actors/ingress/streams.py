@@ -11,7 +11,7 @@ from actors.ingress.choices import Choice, News
 from actors.ingress.errors import ApiError, from_finished, is_answer
 from actors.ingress.http_io import send_start
 from actors.ingress.lifeline import Lifeline
-from actors.ingress.voice import Voice
+from actors.ingress.voice import Keeping, Voice
 
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -45,10 +45,12 @@ class AnswerStream:
         request_id: str,
         flush_s: float,
         keepalive_after_s: float,
+        keeping: Keeping | None = None,
     ) -> None:
         self._choices = choices
         self._life = life
         self._voice = voice
+        self._keeping = keeping
         self._request_id = request_id
         self._flush_s = flush_s
         self._keepalive_s = keepalive_after_s or None
@@ -81,6 +83,7 @@ class AnswerStream:
                 await self._fail(self._failure, data)
                 return
         if news.over:
+            await self._ended(None)
             await self._write(data + self._voice.closes(self._choices), last=True)
         else:
             await self._write(data)
@@ -100,9 +103,14 @@ class AnswerStream:
 
     async def _fail(self, error: ApiError, data: bytes) -> None:
         """An error event, or, when nothing was sent or made yet, the error itself."""
+        await self._ended(error)
         if not self._writer.started and not data:
             raise error
         await self._write(data + self._voice.fails(error, self._request_id), last=True)
+
+    async def _ended(self, failure: ApiError | None) -> None:
+        if self._keeping is not None:
+            await self._keeping.ended(self._choices, failure, self._request_id)
 
     async def _write(self, data: bytes, *, last: bool = False) -> None:
         if data:

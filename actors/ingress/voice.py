@@ -53,3 +53,17 @@ class Api(Protocol):
 
     def refusal(self, error: ApiError, request_id: str) -> Mapping[str, Any]:
         """The body of an error that has a status of its own."""
+
+
+class Keeping(Protocol):
+    """What is kept of requests beyond their answers, and done before and after them. For routes that have it."""
+
+    async def arrange(self, request: GenerationRequest) -> GenerationRequest:
+        """Once its body was read: the request as it is to be made. Raises ApiError."""
+
+    async def begun(self, choices: Sequence[Choice]) -> None:
+        """It is on its way. Raises ApiError."""
+
+    async def ended(self, choices: Sequence[Choice], failure: ApiError | None, request_id: str) -> None:
+        """It is over, and the client is told only when this returns. Not called for a client that has left, nor for a
+        failure that is the whole answer to a request that is not streamed."""

@@ -1,0 +1,267 @@
+"""One POST /v1/responses on its way through the exchange that all routes share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from actors.ingress.channel import spawn
+from actors.ingress.choices import Choice
+from actors.ingress.core import Ingress
+from actors.ingress.errors import ApiError
+from actors.ingress.generation import GenerationRequest
+from actors.ingress.parts import PartReader
+from actors.ingress.prompts import ChatPrompt
+from actors.ingress.responses.body import Asked, read_response
+from actors.ingress.responses.conversations import Conversations, Goes
+from actors.ingress.responses.ids import Kind, ResponseId, new_token, token_of, token_of_conversation
+from actors.ingress.responses.items import as_messages
+from actors.ingress.responses.live import Book, Link, Live
+from actors.ingress.responses.shelf import STORE_WAIT_S, Mark, NotKept, Shelf
+from actors.ingress.responses.told import Told
+from actors.ingress.responses.voice import ResponseVoice
+from actors.ingress.responses.wording import explained, unknown_response
+from actors.ingress.routing import SessionUse
+from actors.ingress.text import TextModel
+from actors.ingress.voice import Voice
+from actors.messages import OnBusy, Reason, SessionMode, Stage
+from actors.ports import NoWorker, SessionLimit
+from actors.records import SessionExists, SessionUnknown, StoreError, TurnUnknown
+from configs.schema import RemoraConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What one replica's responses share."""
+
+    ingress: Ingress
+    shelf: Shelf
+    conversations: Conversations
+    book: Book
+
+
+class ResponseCall:
+    """The `Api` and the `Keeping` of one request. It cuts the link to the client when that asked for `background`."""
+
+    def __init__(self, tools: Tools, tenant: str, link: Link) -> None:
+        self._tools = tools
+        self._tenant = tenant
+        self._link = link
+        self._asked: Asked
+        self._id: ResponseId
+        self._digest = b""
+        self._told: Told
+        self._live: Live | None = None
+        self._mark: Mark | None = None
+        self._owns = True
+        """Whether its record is this request's to write: not where it repeats one that runs."""
+        self._goes = Goes()
+        self._places_instructions = False
+        self._kept = False
+
+    # -- Api -------------------------------------------------------------------------------------------------------
+
+    def read(
+        self, tree: dict[str, Any], headers: Mapping[str, str], text: TextModel, config: RemoraConfig
+    ) -> GenerationRequest:
+        asked, request = read_response(tree, headers, text=text, config=config)
+        self._asked, self._digest = asked, request.digest
+        own = token_of(request.rid) if request.named else new_token()
+        self._id, session = _place(asked, own)
+        self._told = Told(
+            id=str(self._id),
+            own=own,
+            model=text.name,
+            created_at=int(time.time()),
+            echo=asked.echo,
+            items=asked.items,
+            in_force=asked.instructions,
+        )
+        if asked.background:
+            self._link.cut()
+            request = replace(request, stream=True, resume=True)  # Whoever follows it sees the end of it all the same.
+        return replace(request, rid=str(self._id), session=session)
+
+    def voice(self, request: GenerationRequest, text: TextModel) -> Voice:
+        return ResponseVoice(self._told, self._reader, self.explained)
+
+    def refusal(self, error: ApiError, request_id: str) -> Mapping[str, Any]:
+        return self.explained(error).body(request_id)
+
+    def explained(self, error: ApiError) -> ApiError:
+        """In the words of this route."""
+        asked = getattr(self, "_asked", None)
+        return explained(error, asked, places_instructions=self._places_instructions)
+
+    def _reader(self) -> PartReader | None:
+        return None
+
+    # -- Keeping ---------------------------------------------------------------------------------------------------
+
+    async def arrange(self, request: GenerationRequest) -> GenerationRequest:
+        """Where it goes on, and with what. Raises ApiError."""
+        asked, instructions = self._asked, self._asked.instructions
+        if asked.store:
+            try:
+                request = await self._continued(request)
+            except StoreError as error:
+                message = "The session store cannot be reached, so that what came before cannot be had."
+                raise ApiError(Reason.INTERNAL, message, stage=Stage.ROUTING) from error
+        if instructions is not None and instructions == self._goes.in_force:
+            instructions = None  # They stand in the context already.
+        self._places_instructions = instructions is not None and self._goes.goes_on
+        if self._told.in_force is None:
+            self._told.in_force = self._goes.in_force
+        opening = [] if instructions is None else [{"role": "system", "content": instructions}]
+        messages = [*opening, *as_messages([*self._goes.pending, *asked.items])]
+        prompt = request.prompts[0]
+        assert isinstance(prompt, ChatPrompt)
+        return replace(request, prompts=(replace(prompt, messages=messages),))
+
+    async def begun(self, choices: Sequence[Choice]) -> None:
+        """It is on its way to a worker: from here on it can be asked for. Raises ApiError."""
+        choice = choices[0]
+        self._told.parts = choice.parts
+        if not self._asked.store:
+            return
+        if self._asked.background:
+            try:
+                self._mark = await self._tools.shelf.begin(self._tenant, self._told, self._digest)
+            except StoreError as error:
+                message = "The session store cannot be reached, so that this could not be asked for later."
+                raise ApiError(Reason.INTERNAL, message, stage=Stage.ROUTING) from error
+            self._owns = self._mark is not None
+        self._live = self._link.live = Live(self._told, choice.running)
+        if self._owns:
+            self._tools.book.add(self._tenant, self._live)
+        self._link.accept()
+
+    async def ended(self, choices: Sequence[Choice], failure: ApiError | None, request_id: str) -> None:
+        """Before anybody is told of the end."""
+        told, end = self._told, choices[0].end
+        told.completed_at = int(time.time())
+        if failure is not None:
+            told.fail(self.explained(failure), request_id)
+        else:
+            told.end = end
+        if not self._asked.store or not self._owns or self._kept:
+            return
+        if failure is not None and not (self._asked.background or choices[0].opened):
+            return  # The client has an HTTP status, and never heard of this response.
+        self._kept = True
+        work = spawn(self._keep(replayed=end is not None and end.replayed))
+        await asyncio.wait({work}, timeout=STORE_WAIT_S)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _continued(self, request: GenerationRequest) -> GenerationRequest:
+        """With what came before it."""
+        asked = self._asked
+        if asked.conversation is not None:
+            self._goes = await self._tools.conversations.goes(self._tenant, asked.conversation)
+        if asked.previous is None:
+            return request
+        previous = ResponseId.parse(asked.previous)
+        if previous is None:
+            raise unknown_response(asked.previous, param="previous_response_id")
+        try:
+            before = (await self._tools.shelf.find(self._tenant, asked.previous)).told
+            self._goes = Goes(in_force=before.in_force, goes_on=True)
+        except NotKept as why:
+            if "deleted" in str(why):
+                raise unknown_response(asked.previous, str(why), param="previous_response_id") from None
+            self._goes = Goes(goes_on=True)  # Its turn may be there all the same.
+        if previous.kind is Kind.CONVERSATION:
+            await self._fork(previous)
+        return request
+
+    async def _fork(self, previous: ResponseId) -> None:
+        """Go on from a turn of a conversation without touching that: in a session of its own."""
+        ingress = self._tools.ingress
+        try:
+            placement = await ingress.pool.fork_session(
+                self._tenant,
+                self._id.session_id,
+                source_id=previous.session_id,
+                turn=str(previous),
+                max_sessions=ingress.max_sessions(self._tenant),
+            )
+        except SessionExists:
+            return  # This request was sent before.
+        except (SessionUnknown, TurnUnknown):
+            raise unknown_response(str(previous), param="previous_response_id") from None
+        except SessionLimit as error:
+            raise ApiError(Reason.SESSION_CAPACITY, str(error), stage=Stage.ROUTING) from None
+        except NoWorker:
+            text = "No worker is ready. Please try again."
+            raise ApiError(Reason.WORKER_LOST, text, stage=Stage.ROUTING) from None
+        ingress.router.remember(placement)
+
+    async def _keep(self, *, replayed: bool) -> None:
+        tools, told = self._tools, self._told
+        try:
+            if replayed:
+                await self._as_before()
+            if told.end is not None and not replayed and self._asked.conversation is not None:
+                await tools.conversations.said(self._tenant, self._asked.conversation, told, self._goes)
+            await tools.shelf.keep(self._tenant, told, self._digest, self._mark.owner if self._mark else "")
+        finally:
+            self.over()
+
+    async def _as_before(self) -> None:
+        """A request that was sent before: its answer has the times of the first."""
+        try:
+            first = (await self._tools.shelf.find(self._tenant, self._told.id)).told
+        except (NotKept, StoreError):
+            return
+        self._told.created_at, self._told.completed_at = first.created_at, first.completed_at
+
+    def over(self) -> None:
+        """Nobody works on it any more."""
+        if self._mark is not None:
+            self._mark.stop()
+        if self._live is None:
+            return
+        if not self._told.over:
+            text = "The client that asked for this response has left."
+            self._told.fail(ApiError(Reason.CLIENT_DISCONNECT, text), "")
+        self._tools.book.remove(self._tenant, self._live)
+
+    @property
+    def live(self) -> Live | None:
+        return self._live
+
+    @property
+    def asked(self) -> Asked:
+        return self._asked
+
+    @property
+    def kept(self) -> bool:
+        """Whether its record is being written, or was."""
+        return self._kept
+
+
+def _place(asked: Asked, own: str) -> tuple[ResponseId, SessionUse | None]:
+    """The name of a response, and the session that it is a turn of."""
+    if not asked.store:
+        return ResponseId(Kind.STATELESS, own, own), None
+    if asked.conversation is not None:
+        named = ResponseId(Kind.CONVERSATION, token_of_conversation(asked.conversation), own)
+        return named, SessionUse(session_id=asked.conversation, mode=SessionMode.TREE)
+    if asked.previous is None:
+        named = ResponseId(Kind.CHAIN, own, own)
+        return named, SessionUse(session_id=named.session_id, mode=SessionMode.TREE, from_head=False, create=True)
+    previous = ResponseId.parse(asked.previous)
+    chain = previous.chain if previous is not None and previous.kind is Kind.CHAIN else own
+    named = ResponseId(Kind.CHAIN, chain, own)
+    use = SessionUse(
+        session_id=named.session_id,
+        mode=SessionMode.TREE,
+        from_head=False,
+        parent=asked.previous,
+        on_busy=OnBusy.QUEUE,
+    )
+    return named, use

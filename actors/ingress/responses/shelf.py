@@ -1,0 +1,184 @@
+"""Where responses are kept once they have ended, and marked while they run in the background: in the results of the
+session store, under names that no Idempotency-Key can have."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from actors.ingress.channel import spawn
+from actors.ingress.errors import ApiError
+from actors.ingress.responses.told import Told
+from actors.messages import Reason, Stage
+from actors.ports import PoolPort
+from actors.records import ClaimStatus, PutStatus, ResultState, StoreError, StoreFull
+from configs.schema import RemoraConfig
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ANSWER_S = 10.0
+"""How long the pool may take to answer."""
+STORE_WAIT_S = 1.0
+"""How long an answer waits for its record; where the pool or its store is away, that goes on behind it."""
+STORE_TRIES_S = 15.0
+STORE_PAUSE_S = 0.25
+RENEW_S = 5.0
+"""How often the mark of a running response is renewed; the pool lets it lapse after some times that."""
+FOR_EVER_S = 10 * 365 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A response of the store. `lost`: it ran in the background, and whoever ran it is gone."""
+
+    told: Told
+    lost: bool = False
+
+
+class NotKept(Exception):
+    """There is none. The message says why, as far as that is known."""
+
+
+class Shelf:
+    """The records of one cluster's responses. Raises StoreError where the store or the pool cannot be asked."""
+
+    def __init__(self, pool: PoolPort, config: RemoraConfig) -> None:
+        self._pool = pool
+        self._most = config.store.max_result_bytes
+        idle_s = config.sessions.idle_timeout_s or FOR_EVER_S
+        self._ttl_s = max(config.store.idempotency_ttl_s, idle_s)
+
+    async def find(self, tenant: str, response_id: str) -> Found:
+        """Raises NotKept."""
+        record = await in_time(self._pool.get_result(tenant, _key(response_id)))
+        if record is not None and record.state is ResultState.DONE:
+            if not record.body:
+                raise NotKept("it was deleted")
+            return Found(Told.unpacked(record.body))
+        if record is not None and record.state is ResultState.EXPIRED:
+            raise NotKept("it is no longer kept")
+        begun = await in_time(self._pool.get_result(tenant, _begun(response_id)))
+        if begun is None or not begun.body:
+            raise NotKept("it was never stored, or is no longer kept")
+        return Found(replace(Told.unpacked(begun.body), begun=True), lost=record is None)
+
+    async def begin(self, tenant: str, told: Told, digest: bytes) -> Mark | None:
+        """Make it known that a response runs. None: it is known already, by that name and of that body.
+
+        Raises ApiError when another body has used its name."""
+        owner = uuid.uuid4().hex
+        claim = await in_time(self._pool.claim_result(tenant, _key(told.id), digest=digest, owner=owner))
+        if claim.status is ClaimStatus.CONFLICT:
+            text = "This key was used with another body."
+            code = "idempotency_key_reused"
+            raise ApiError(Reason.INVALID, text, param="Idempotency-Key", stage=Stage.ROUTING, code=code, status=422)
+        if claim.status is not ClaimStatus.CLAIMED:
+            return None
+        body = self._fitting(told)
+        put = self._pool.put_result(
+            tenant, _begun(told.id), digest=digest, owner=owner, body=body, ttl_s=self._ttl_s, replace=True
+        )
+        await in_time(put)
+        return Mark(self._pool, tenant, told.id, digest, owner)
+
+    async def keep(self, tenant: str, told: Told, digest: bytes, owner: str = "") -> None:
+        """A response that is over. Should there be a record, that stays: the request was answered before."""
+        await self._put(tenant, _key(told.id), digest, owner or uuid.uuid4().hex, self._fitting(told), replace=False)
+
+    async def drop(self, tenant: str, response_id: str) -> None:
+        """What is left says that it was deleted."""
+        for key in (_begun(response_id), _key(response_id)):
+            put = self._pool.put_result(
+                tenant, key, digest=b"", owner="deleted", body=b"", ttl_s=self._ttl_s, replace=True
+            )
+            await in_time(put)
+
+    async def save(self, tenant: str, name: str, body: bytes) -> PutStatus:
+        """Another record of this API, in place of what there was under its name."""
+        put = self._pool.put_result(
+            tenant, _other(name), digest=b"", owner="", body=body, ttl_s=self._ttl_s, replace=True
+        )
+        return await in_time(put)
+
+    async def load(self, tenant: str, name: str) -> bytes:
+        """Empty when there is none."""
+        record = await in_time(self._pool.get_result(tenant, _other(name)))
+        return record.body if record is not None and record.state is ResultState.DONE else b""
+
+    @property
+    def most_bytes(self) -> int:
+        """Of one record; 0: no limit."""
+        return self._most
+
+    def _fitting(self, told: Told) -> bytes:
+        """Without the input items where there is no room for them."""
+        body = told.packed()
+        if 0 < self._most < len(body):
+            body = replace(told, input_kept=False).packed()
+        return body
+
+    async def _put(self, tenant: str, key: str, digest: bytes, owner: str, body: bytes, *, replace: bool) -> None:
+        """Until it is stored, or cannot be: a pool that is being replaced is back within seconds."""
+        give_up_at = time.monotonic() + STORE_TRIES_S
+        while True:
+            try:
+                put = self._pool.put_result(
+                    tenant, key, digest=digest, owner=owner, body=body, ttl_s=self._ttl_s, replace=replace
+                )
+                if await in_time(put) is PutStatus.TOO_LARGE:
+                    log.warning("a response of %d bytes is larger than any that is kept", len(body))
+                return
+            except StoreError as error:
+                if isinstance(error, StoreFull) or time.monotonic() > give_up_at:
+                    log.error("a response could not be kept, so that it cannot be asked for: %s", error)
+                    return
+            await asyncio.sleep(STORE_PAUSE_S)
+
+
+class Mark:
+    """Says that a response runs, as long as whoever runs it lives: `stop` it when that is over."""
+
+    def __init__(self, pool: PoolPort, tenant: str, response_id: str, digest: bytes, owner: str) -> None:
+        self.owner = owner
+        self._claim: Callable[[], Awaitable[object]] = lambda: pool.claim_result(
+            tenant, _key(response_id), digest=digest, owner=owner
+        )
+        self._renewing = spawn(self._renew())
+
+    def stop(self) -> None:
+        self._renewing.cancel()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                await in_time(self._claim())
+            except StoreError as error:
+                log.warning("the mark of a running response could not be renewed: %s", error)
+
+
+async def in_time(answer: Awaitable[T]) -> T:
+    """Raises StoreError also when the pool says nothing: while it restarts, calls to it wait for ever."""
+    try:
+        return await asyncio.wait_for(answer, ANSWER_S)
+    except asyncio.TimeoutError:
+        raise StoreError("the pool does not answer") from None
+
+
+def _key(response_id: str) -> str:
+    return f"\x1fresponse {response_id}"
+
+
+def _begun(response_id: str) -> str:
+    return f"\x1fresponse-begun {response_id}"
+
+
+def _other(name: str) -> str:
+    return f"\x1f{name}"
