@@ -15,6 +15,7 @@ from actors.ingress.decoding import USUAL, Decoding
 from actors.ingress.errors import Invalid, model_not_found
 from actors.ingress.placement import affinity_key
 from actors.ingress.prompts import PromptSource
+from actors.ingress.responses.ids import check_own_session
 from actors.ingress.routing import SessionUse
 from actors.ingress.sampling import max_tokens_field, read_sampling
 from actors.ingress.structured import read_grammar
@@ -186,6 +187,7 @@ def read_session_use(fields: Fields, config: RemoraConfig) -> SessionUse | None:
     session_id = session.identifier("id")
     if session_id is None:
         raise Invalid("session.id", "`session.id` is missing.", code="missing_required_parameter")
+    check_own_session(session_id, "session.id")
     mode = session.raw("mode")
     parent = session.identifier("parent")
     return SessionUse(

@@ -15,6 +15,7 @@ from actors.ingress.core import Ingress
 from actors.ingress.errors import GENERIC_INTERNAL, ApiError, Invalid
 from actors.ingress.generation import read_capacity, read_idle_timeout
 from actors.ingress.plain_routes import JsonAnswer, body_fields
+from actors.ingress.responses.ids import check_own_session
 from actors.ingress.routing import SessionUse
 from actors.ingress.validate import check_identifier
 from actors.messages import (
@@ -47,7 +48,13 @@ async def open_session(ingress: Ingress, request: Request) -> Response:
         idle_timeout_s=read_idle_timeout(fields, ingress.config),
         capacity_tokens=read_capacity(fields),
     )
-    tenant = _tenant(request)
+    return JsonAnswer(await open_named(ingress, _tenant(request), use))
+
+
+async def open_named(ingress: Ingress, tenant: str, use: SessionUse) -> dict[str, Any]:
+    """Open a session, and describe it. Raises ApiError."""
+    session_id = use.session_id
+    check_own_session(session_id, "id")
     try:
         placement = await ingress.router.patiently(lambda: ingress.router.open_session(tenant, session_id, use))
     except SessionExists:
@@ -89,7 +96,8 @@ async def fork_session(ingress: Ingress, request: Request) -> Response:
     `turn`, by default its head (rule S12)."""
     source_id = _path_id(request)
     fields = await body_fields(ingress, request, optional=True)
-    session_id = fields.identifier("id") or _new_id()
+    session_id = fields.identifier("id") or new_id()
+    check_own_session(session_id, "id")
     turn = fields.identifier("turn")
     tenant = _tenant(request)
     try:
@@ -124,6 +132,7 @@ async def rollback_session(ingress: Ingress, request: Request) -> Response:
     """POST /v1/sessions/{id}/rollback {"turn"}: that turn becomes the head; turns that continue from it are dropped
     (rule S12)."""
     session_id = _path_id(request)
+    check_own_session(session_id, "session_id")
     turn = (await body_fields(ingress, request)).identifier("turn")
     if turn is None:
         raise Invalid("turn", "`turn` must name the turn to go back to.")

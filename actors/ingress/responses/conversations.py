@@ -44,7 +44,8 @@ class Goes:
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
-    """What is listed of one. `left_out`: the oldest items, that its record had no room for; the model sees them still."""
+    """What is listed of one. `left_out`: how many of the oldest items its record has no room for; the model sees them
+    still."""
 
     id: str
     created_at: int

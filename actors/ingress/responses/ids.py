@@ -11,6 +11,8 @@ import secrets
 from dataclasses import dataclass
 from enum import Enum
 
+from actors.ingress.errors import Invalid
+
 RESPONSE = "resp_"
 CONVERSATION = "conv_"
 RESERVED = (RESPONSE, CONVERSATION)
@@ -68,5 +70,8 @@ def token_of_conversation(conversation_id: str) -> str:
     return conversation_id.removeprefix(CONVERSATION)
 
 
-def is_reserved(session_id: str) -> bool:
-    return session_id.startswith(RESERVED)
+def check_own_session(session_id: str, path: str) -> None:
+    """For a session that a caller names: raises Invalid for what only this API names."""
+    if session_id.startswith(RESERVED):
+        names = " and ".join(map(repr, RESERVED))
+        raise Invalid(path, f"`{path}` may not begin with {names}: those sessions belong to the Responses API.")

@@ -16,6 +16,8 @@ def chat_tools(fields: Fields) -> dict[str, Any]:
     tools = [
         _tool(value, f"tools[{number}]") for number, value in enumerate(fields.items("tools", most=MAX_TOOLS) or ())
     ]
+    if tools and fields.raw("tool_choice") != "none":
+        raise Invalid("tools", "`tools` are not supported.", code="unsupported_value")
     return {"tools": tools or None, "tool_choice": _choice(fields.raw("tool_choice"))}
 
 
