@@ -18,6 +18,8 @@ from actors.runner.grammar.vocabulary import library_tokenizer
 
 MISSING = "structured output is not installed on this server: pip install 'remora[grammar]'"
 NO_TEXT = "this model has no text or no end-of-reply token, so it cannot be held to a grammar"
+CONTROL = 0xFF
+"""Begins the library's spelling of control tokens; no text has this byte."""
 DEAD_END = "the grammar allows nothing after this output"
 
 
@@ -109,7 +111,7 @@ class Matchers:
         bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")[: len(self._vocab_bytes)]
         allowed = bits.view(np.bool_)
         forced = state.matcher.compute_ff_bytes()
-        if forced:
+        if forced and forced[0] != CONTROL:
             # Where the grammar leaves no choice and the vocabulary cannot spell what it wants, the library allows what
             # would come after that.
             allowed = allowed & (self._first_bytes == forced[0])
