@@ -216,6 +216,7 @@ class IngressConfig:
     tls_certificate: str = ""
     tls_key: str = ""
     incremental_streaming_output: bool = False
+    incremental_streaming_output: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from actors.ingress.errors import Invalid
 from actors.ingress.plain_routes import JsonAnswer, body_fields
 from actors.ingress.running import Running
 from actors.ingress.validate import Fields, check_identifier
-from actors.messages import Abort, AbortReport, Reason, Stage
+from actors.messages import Abort, AbortReport, Reason, Stage, Submit
 from actors.ports import WorkerGone
 
 MAX_RIDS = 10_000
@@ -25,11 +25,13 @@ WORKER_ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a worker said, or None when it is gone (and its requests with it) or did not answer in time."""
+    """What a worker said, or None when it is gone (and its requests with it) or did not answer in time. `asked`: the
+    names that it was asked about."""
 
     worker_id: str
     report: AbortReport | None
     silent: bool = False
+    asked: tuple[str, ...] = ()
 
 
 async def abort_requests(ingress: Ingress, request: Request) -> Response:
@@ -40,6 +42,11 @@ async def abort_requests(ingress: Ingress, request: Request) -> Response:
     message = read_abort(await body_fields(ingress, request), caller.tenant)
     if message.all:
         require_admin(caller, "Aborting all requests")
+    return JsonAnswer(await abort_everywhere(ingress, message))
+
+
+async def abort_everywhere(ingress: Ingress, message: Abort) -> dict[str, Any]:
+    """End what it names, parked here or at any worker, and report (rule A4)."""
     parked = [
         running for running in tuple(ingress.router.running) if not running.submitted and _matches(running, message)
     ]
@@ -47,14 +54,14 @@ async def abort_requests(ingress: Ingress, request: Request) -> Response:
         running.end_here(Reason.CLIENT_ABORT, "Aborted by the client.")
     workers = await ingress.router.reachable_workers()
     found = await _ask_all(ingress, workers, replace(message, remember=False))
-    parked_rids = [running.call.submit.rid for running in parked]
-    report = merged(message, parked_rids, found)
+    submits = [running.call.submit for running in parked]
+    report = merged(message, submits, found)
     if report["unknown"]:
         # Only now is it known that no worker has them: whoever gets one of these later is to remember (rule A5).
         late = Abort(tenant=message.tenant, rids=tuple(report["unknown"]), reason=message.reason)
         found += await _ask_all(ingress, workers, late)
-        report = merged(message, parked_rids, found)
-    return JsonAnswer(report)
+        report = merged(message, submits, found)
+    return report
 
 
 def read_abort(fields: Fields, tenant: str = DEFAULT_TENANT) -> Abort:
@@ -74,11 +81,13 @@ def read_abort(fields: Fields, tenant: str = DEFAULT_TENANT) -> Abort:
     return message
 
 
-def merged(message: Abort, parked_rids: list[str], found: Iterable[Found]) -> dict[str, Any]:
-    """One report out of all: a name is unknown when no worker knows it. `unreachable`: workers that were told but have
+def merged(message: Abort, parked: Sequence[Submit], found: Iterable[Found]) -> dict[str, Any]:
+    """One report out of all: a name is unknown when nobody knows it, be it a batch's whose parts were hit (rule A2).
+    `parked`: requests that were hit before a worker had them. `unreachable`: workers that were told but have
     not answered, so that what runs there may be missing from the report."""
-    hit = [{"rid": rid, "stage": Stage.ROUTING.value, "worker": None} for rid in parked_rids]
+    hit = [{"rid": one.rid, "stage": Stage.ROUTING.value, "worker": None} for one in parked]
     ended: dict[str, None] = {}
+    batches: set[str] = set()
     unreachable: list[str] = []
     for one in found:
         if one.silent and one.worker_id not in unreachable:
@@ -86,7 +95,8 @@ def merged(message: Abort, parked_rids: list[str], found: Iterable[Found]) -> di
         if one.report is not None:
             hit += [{"rid": h.rid, "stage": h.stage.value, "worker": one.worker_id} for h in one.report.hit]
             ended.update(dict.fromkeys(one.report.already_ended))
-    known = {str(entry["rid"]) for entry in hit}
+            batches.update(set(one.asked) - {*one.report.already_ended, *one.report.unknown})
+    known = {str(entry["rid"]) for entry in hit} | {one.batch for one in parked} | batches
     return {
         "object": "abort.report",
         "hit": hit,
@@ -102,7 +112,8 @@ def _matches(running: Running, message: Abort) -> bool:
         return False
     in_session = use is not None and message.session_id is not None and use.session_id == message.session_id
     by_prefix = message.rid_prefix is not None and submit.rid.startswith(message.rid_prefix)
-    return message.all or submit.rid in message.rids or in_session or by_prefix
+    by_name = submit.rid in message.rids or submit.batch in message.rids
+    return message.all or by_name or in_session or by_prefix
 
 
 async def _ask_all(ingress: Ingress, workers: list[str], message: Abort) -> list[Found]:
@@ -116,4 +127,4 @@ async def _ask(ingress: Ingress, worker_id: str, message: Abort) -> Found:
         return Found(worker_id, None)
     except asyncio.TimeoutError:
         return Found(worker_id, None, silent=True)
-    return Found(worker_id, answer if isinstance(answer, AbortReport) else None)
+    return Found(worker_id, answer if isinstance(answer, AbortReport) else None, asked=message.rids)

@@ -20,6 +20,7 @@ from actors.ingress.edge_limits import HeadLimit, cors
 from actors.ingress.errors import Invalid
 from actors.ingress.exchange import GenerateEndpoint
 from actors.ingress.http_io import path_of, request_id_of
+from actors.ingress.native_routes import native_routes
 from actors.ingress.openai_routes import ChatApi, CompletionApi
 from actors.ingress.plain_routes import Handler, error_answer, plain
 from actors.ingress.responses.routes import Responses
@@ -86,6 +87,7 @@ def _routes(ingress: Ingress) -> list[BaseRoute]:
         route("/health", "GET", service_api.health),
         route("/metrics", "GET", service_api.exposition),
         route("/", "GET", service_api.root),
+        *native_routes(ingress),
     ]
 
 

@@ -30,14 +30,17 @@ log = logging.getLogger(__name__)
 
 
 class GenerateEndpoint:
-    """The ASGI callable of a route."""
+    """The ASGI callable of a route. `has_body` False: requests carry none, and are read as an empty object."""
 
-    def __init__(self, ingress: Ingress, api: Api) -> None:
+    def __init__(self, ingress: Ingress, api: Api, *, has_body: bool = True) -> None:
         self._ingress = ingress
         self._api = api
+        self._has_body = has_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await Exchange(self._ingress, self._api, caller_of(scope), Headers(scope=scope), receive, send).run()
+        exchange = Exchange(self._ingress, self._api, caller_of(scope), Headers(scope=scope), receive, send)
+        exchange.has_body = self._has_body
+        await exchange.run()
 
 
 class Exchange:
@@ -65,6 +68,7 @@ class Exchange:
         self._meter: RequestMeter = ingress.metrics.request(ingress.clock)
         self._running: list[Running] = []
         self._started = False
+        self.has_body = True
 
     async def run(self) -> None:
         try:
@@ -87,7 +91,8 @@ class Exchange:
         self._answer_headers.update(ingress.admit(self._caller, self._meter))
         limits = config.ingress
         body = await read_body(self._headers, self._receive, limits.max_body_bytes, limits.body_timeout_s)
-        request = self._api.read(parse_object(body), self._headers, ingress.text, config)
+        tree = parse_object(body) if self.has_body else {}
+        request = self._api.read(tree, self._headers, ingress.text, config)
         life = Lifeline(
             self._receive,
             self._tracked_send,

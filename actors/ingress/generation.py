@@ -156,9 +156,9 @@ def read_generation(
         ),
         priority=fields.integer("priority", least=-MAX_PRIORITY, most=MAX_PRIORITY) or 0,
         cache_salt=fields.text("cache_salt", max_bytes=1024) or "",
-        waiting_timeout_s=_duration(fields, "waiting_timeout_s", timeouts.max_waiting_s),
-        running_timeout_s=_duration(fields, "running_timeout_s", timeouts.max_running_s),
-        deadline_s=_duration(fields, "deadline_s", timeouts.max_deadline_s),
+        waiting_timeout_s=read_timeout(fields, "waiting_timeout_s", timeouts.max_waiting_s),
+        running_timeout_s=read_timeout(fields, "running_timeout_s", timeouts.max_running_s),
+        deadline_s=read_timeout(fields, "deadline_s", timeouts.max_deadline_s),
         max_tokens_field=max_tokens_field(fields),
         digest=digest,
         grammar=grammar_and_field[0],
@@ -166,12 +166,11 @@ def read_generation(
         join=fields.choice("on_duplicate", OnDuplicate, OnDuplicate.REJECT) is OnDuplicate.JOIN,
         resume=fields.choice("on_worker_lost", OnWorkerLost, OnWorkerLost.ERROR) is OnWorkerLost.RESUME,
     )
-    check_choices(request)
+    _check_choices(request)
     return request
 
 
-def check_choices(request: GenerationRequest) -> None:
-    """Raises Invalid for more replies than one request may have."""
+def _check_choices(request: GenerationRequest) -> None:
     if request.session is not None and request.replies > 1:
         raise Invalid("n", "A turn of a session has one reply: `n` must be 1.", code="unsupported_value")
     if request.replies > MAX_CHOICES:
@@ -206,7 +205,7 @@ def read_session_use(fields: Fields, config: RemoraConfig) -> SessionUse | None:
 
 
 def read_idle_timeout(fields: Fields, config: RemoraConfig) -> float | None:
-    return _duration(fields, "idle_timeout_s", config.sessions.max_idle_timeout_s)
+    return read_timeout(fields, "idle_timeout_s", config.sessions.max_idle_timeout_s)
 
 
 def read_capacity(fields: Fields) -> int | None:
@@ -242,7 +241,7 @@ def _rid(fields: Fields, headers: Mapping[str, str]) -> str | None:
     return key
 
 
-def _duration(fields: Fields, name: str, most_s: float) -> float | None:
+def read_timeout(fields: Fields, name: str, most_s: float) -> float | None:
     """A timeout: 0 is off, unless the server has a maximum (0 for none)."""
     value = fields.optional_number(name, least=0.0, most=most_s or MAX_DURATION_S)
     if value == 0.0 and most_s:

@@ -52,12 +52,12 @@ def chat_logprobs(told: Sequence[Told], token_bytes: TokenBytes) -> dict[str, An
 
 def completion_logprobs(told: Sequence[Told], token_bytes: TokenBytes, offset: int) -> dict[str, Any]:
     """The `logprobs` of a completion, or of a chunk of it. `offset`: characters of the text before."""
-    texts = [_text(token_bytes(token_id)) for token_id, _ in told]
+    texts = [text_of(token_bytes(token_id)) for token_id, _ in told]
     offsets = [offset + sum(map(len, texts[:at])) for at in range(len(texts))]
     return {
         "tokens": texts,
-        "token_logprobs": [_finite(own) for _, (own, _) in told],
-        "top_logprobs": [{_text(token_bytes(token)): _finite(value) for token, value in top} for _, (_, top) in told],
+        "token_logprobs": [finite(own) for _, (own, _) in told],
+        "top_logprobs": [{text_of(token_bytes(token)): finite(value) for token, value in top} for _, (_, top) in told],
         "text_offset": offsets,
     }
 
@@ -70,12 +70,12 @@ def _entry(token_id: int, probabilities: TokenLogprobs, token_bytes: TokenBytes)
 
 def _one(token_id: int, logprob: float, token_bytes: TokenBytes) -> dict[str, Any]:
     data = token_bytes(token_id)
-    return {"token": _text(data), "logprob": _finite(logprob), "bytes": list(data)}
+    return {"token": text_of(data), "logprob": finite(logprob), "bytes": list(data)}
 
 
-def _text(data: bytes) -> str:
+def text_of(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _finite(value: float) -> float:
+def finite(value: float) -> float:
     return value if value > LEAST else LEAST

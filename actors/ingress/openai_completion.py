@@ -51,7 +51,7 @@ def read_prompts(fields: Fields, vocab_size: int, name: str = "prompt") -> Seque
     if not value:
         raise Invalid(name, f"`{name}` must not be empty.", code="empty_array")
     if isinstance(value[0], int) and not isinstance(value[0], bool):
-        return (IdsPrompt(_ids(value, name, vocab_size), name),)
+        return (IdsPrompt(ids_of(value, name, vocab_size), name),)
     if len(value) > MAX_CHOICES:
         raise Invalid(name, f"`{name}` has {len(value)} prompts; at most {MAX_CHOICES} are taken at once.")
     return tuple(_one(item, f"{name}[{number}]", vocab_size) for number, item in enumerate(value))
@@ -61,11 +61,12 @@ def _one(value: Any, path: str, vocab_size: int) -> PromptSource:
     if isinstance(value, str):
         return TextPrompt(check_text(value, path), path)
     if isinstance(value, list) and value:
-        return IdsPrompt(_ids(value, path, vocab_size), path)
+        return IdsPrompt(ids_of(value, path, vocab_size), path)
     raise wrong_type(path, "a string or an array of token ids", value)
 
 
-def _ids(items: list[Any], path: str, vocab_size: int) -> tuple[int, ...]:
+def ids_of(items: list[Any], path: str, vocab_size: int) -> tuple[int, ...]:
+    """Token ids. Raises Invalid naming the one that is none."""
     return tuple(check_integer(item, f"{path}[{n}]", least=0, most=vocab_size - 1) for n, item in enumerate(items))
 
 

@@ -57,11 +57,11 @@ async def health(ingress: Ingress, request: Request) -> Response:
 async def exposition(ingress: Ingress, request: Request) -> Response:
     if not sees_all(ingress, request):
         require_admin(caller_of(request.scope), "Reading metrics")
-    text = ingress.metrics.exposition() + worker_metrics.exposition(await _worker_rows(ingress))
+    text = ingress.metrics.exposition() + worker_metrics.exposition(await worker_rows(ingress))
     return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
 
-async def _worker_rows(ingress: Ingress) -> list[Mapping[str, Any]] | None:
+async def worker_rows(ingress: Ingress) -> list[Mapping[str, Any]] | None:
     """None where the pool does not say within a second: the ingress's own figures are shown without them."""
     try:
         status = await asyncio.wait_for(ingress.pool.status(), WORKERS_ANSWER_S)

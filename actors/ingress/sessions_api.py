@@ -41,9 +41,8 @@ OWNER_ANSWER_S = 2.0
 async def open_session(ingress: Ingress, request: Request) -> Response:
     """POST /v1/sessions {"id"?, "mode"?, "idle_timeout_s"?, "capacity_tokens"?}."""
     fields = await body_fields(ingress, request, optional=True)
-    session_id = fields.identifier("id") or _new_id()
     use = SessionUse(
-        session_id=session_id,
+        session_id=fields.identifier("id") or new_id(),
         mode=fields.choice("mode", SessionMode, SessionMode.TREE),
         idle_timeout_s=read_idle_timeout(fields, ingress.config),
         capacity_tokens=read_capacity(fields),
@@ -61,7 +60,7 @@ async def open_named(ingress: Ingress, tenant: str, use: SessionUse) -> dict[str
         raise _exists() from None
     log.info("session %a opened on %s", session_id, placement.worker_id)
     info = await _tell_owner(ingress, placement)
-    return JsonAnswer(_described(placement.session, info))
+    return _described(placement.session, info)
 
 
 async def list_sessions(ingress: Ingress, request: Request) -> Response:
@@ -156,15 +155,20 @@ async def close_session(ingress: Ingress, request: Request) -> Response:
         mode = (await body_fields(ingress, request, optional=True)).text("mode", max_bytes=64)
     if mode not in (None, "graceful", "abort"):
         raise Invalid("mode", "`mode` must be 'graceful' or 'abort'.")
-    ingress.router.forget(_tenant(request), session_id)
+    return JsonAnswer(await close_named(ingress, _tenant(request), session_id, abort_running=mode == "abort"))
+
+
+async def close_named(ingress: Ingress, tenant: str, session_id: str, *, abort_running: bool) -> dict[str, Any]:
+    """Close a session, and say what was freed. Raises ApiError."""
+    ingress.router.forget(tenant, session_id)
     try:
-        closed = await ingress.pool.close_session(_tenant(request), session_id, abort_running=mode == "abort")
+        closed = await ingress.pool.close_session(tenant, session_id, abort_running=abort_running)
     except SessionUnknown:
         raise _unknown() from None
     if isinstance(closed, SessionClosed) and not closed.known:
         raise _unknown()
     log.info("session %a closed", session_id)
-    return JsonAnswer({"id": session_id, "object": "session.closed", "closed": True, **_freed(closed)})
+    return {"id": session_id, "object": "session.closed", "closed": True, **_freed(closed)}
 
 
 async def _tell_owner(ingress: Ingress, placement: Placement) -> SessionInfo | None:
@@ -238,7 +242,8 @@ def _why(refused: SessionRolledBack) -> str:
     return GENERIC_INTERNAL if refused.reason is Reason.INTERNAL else refused.message
 
 
-def _new_id() -> str:
+def new_id() -> str:
+    """Of a session that its caller has no name for."""
     return f"sess-{secrets.token_hex(12)}"
 
 

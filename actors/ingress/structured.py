@@ -27,9 +27,17 @@ def read_grammar(fields: Fields) -> tuple[Grammar | None, str]:
     return _of_size(grammar, name), name
 
 
-def schema_grammar(value: Any, path: str) -> Grammar:
-    """Of a JSON schema that stands at `path`. Raises Invalid naming it."""
-    return _of_size(_schema(value, path), path)
+def schema_grammar(value: Any, path: str, *, as_text: bool = False) -> Grammar:
+    """Of a JSON schema that stands at `path`; `as_text`: perhaps as a string. Raises Invalid naming it."""
+    return _of_size(_schema(value, path, as_text=as_text), path)
+
+
+def text_grammar(fields: Fields, name: str, kind: GrammarKind) -> Grammar:
+    """Of a field that holds the grammar's text. Raises Invalid naming it."""
+    text, path = fields.text(name), fields.at(name)
+    if not text:
+        raise Invalid(path, f"`{path}` must not be empty.", code="empty_string")
+    return _of_size(Grammar(kind=kind, text=text), path)
 
 
 def _of_size(grammar: Grammar, path: str) -> Grammar:
@@ -46,14 +54,10 @@ def _read(fields: Fields, name: str) -> Grammar | None:
     if name == _FORMAT:
         return _format(fields)
     if name == "guided_json":
-        return _schema(fields.raw(name), name)
+        return _schema(fields.raw(name), name, as_text=True)
     if name == "guided_choice":
         return _choice(fields)
-    text = fields.text(name)
-    if not text:
-        raise Invalid(name, f"`{name}` must not be empty.", code="empty_string")
-    kind = GrammarKind.REGEX if name == "guided_regex" else GrammarKind.EBNF
-    return Grammar(kind=kind, text=text)
+    return text_grammar(fields, name, GrammarKind.REGEX if name == "guided_regex" else GrammarKind.EBNF)
 
 
 def _format(fields: Fields) -> Grammar | None:
@@ -80,8 +84,8 @@ def _format(fields: Fields) -> Grammar | None:
     return _schema(body.raw("schema"), at)
 
 
-def _schema(value: Any, path: str) -> Grammar:
-    if isinstance(value, str) and path == "guided_json":
+def _schema(value: Any, path: str, *, as_text: bool = False) -> Grammar:
+    if isinstance(value, str) and as_text:
         value = _parsed(value, path)
     if not isinstance(value, dict):
         raise wrong_type(path, "an object", value)

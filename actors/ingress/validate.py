@@ -62,6 +62,14 @@ class Fields:
         self._tree = tree
         self._path = path
 
+    @property
+    def tree(self) -> dict[str, Any]:
+        return self._tree
+
+    @property
+    def path(self) -> str:
+        return self._path
+
     def at(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
 

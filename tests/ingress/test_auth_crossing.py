@@ -81,16 +81,40 @@ SCOPED = {
         Way("/v1/sessions", status=200, says={"data": []}),
         Way("/v1/sessions?after=a", status=200, says={"data": []}),
     ],
+    "POST /generate": [
+        Way("/generate", {"text": "and then?", "session_params": {"id": "{name}"}}, generates=True),
+        Way("/generate", {"text": "and then?", "session_params": {"id": "{name}", "rid": "turn-1"}}, generates=True),
+        Way(
+            "/generate",
+            {"text": "x", "session_params": {"id": "{name}", "rid": RUNNING, "replace": True}},
+            generates=True,
+        ),
+        Way("/generate", {"input_ids": [65], "stream": True, "session_id": "{name}"}, generates=True),
+    ],
+    "POST /close_session": [Way("/close_session", {"session_id": "{name}"})],
+    "POST /abort_request": [
+        Way("/abort_request", {"rid": RUNNING}, 200, says={"hit": [], "already_ended": [], "unknown": [RUNNING]}),
+    ],
+    "GET /health_generate": [Way("/health_generate", status=200, generates=True)],
 }
 OWN = {
     "POST /v1/sessions": "names are the caller's own: see test_two_tenants_may_use_the_same_names",
+    "POST /open_session": "the same: see test_native_sessions_are_the_tenants_own",
 }
 OPERATORS = {
     "GET /v1/stats": "see test_who_sees_the_stats_of_all",
     "POST /v1/rollouts": "see test_a_rollout_is_for_operators",
     "GET /metrics": "see test_who_sees_the_stats_of_all",
+    "POST /flush_cache": "see test_what_concerns_all_takes_an_admin_key",
+    "GET /flush_cache": "see test_what_concerns_all_takes_an_admin_key",
+    "POST /pause_generation": "see test_what_concerns_all_takes_an_admin_key",
+    "POST /continue_generation": "see test_what_concerns_all_takes_an_admin_key",
+    "GET /server_info": "see test_workers_are_shown_to_those_who_may_see_them",
+    "GET /get_server_info": "see test_workers_are_shown_to_those_who_may_see_them",
 }
 SAME_FOR_ALL = {
+    "GET /model_info",
+    "GET /get_model_info",
     "GET /v1/models",
     "GET /v1/models/{model:path}",
     "GET /health",

@@ -10,7 +10,7 @@ import pytest
 from actors.ingress.aborts_api import Found, merged, read_abort
 from actors.ingress.errors import ApiError
 from actors.ingress.validate import Fields
-from actors.messages import Abort, AbortHit, AbortReport, Stage
+from actors.messages import Abort, AbortHit, AbortReport, SamplingParams, Stage, Submit
 from tests.ingress.asgi import eventually, run
 from tests.ingress.harness import edge
 from tests.ingress.scripted import says
@@ -121,11 +121,12 @@ def test_reports_of_all_workers_become_one() -> None:
     """A4: what was hit and where, what had ended, what nobody knows, and who did not answer."""
     found = [
         Found("w1", AbortReport(hit=(AbortHit(rid="a", key="k", stage=Stage.DECODE),), unknown=("b", "c", "d"))),
-        Found("w2", AbortReport(already_ended=("b",), unknown=("a", "c", "d"))),
+        Found("w2", AbortReport(already_ended=("b",), unknown=("a", "c", "d")), asked=("a", "b", "c", "d")),
         Found("w3", None),
         Found("w4", None, silent=True),
     ]
-    assert merged(Abort(rids=("a", "b", "c", "d")), ["d"], found) == {
+    parked = Submit(key="", rid="d", ingress="", tenant="", input_ids=(), sampling=SamplingParams())
+    assert merged(Abort(rids=("a", "b", "c", "d")), [parked], found) == {
         "object": "abort.report",
         "hit": [{"rid": "d", "stage": "routing", "worker": None}, {"rid": "a", "stage": "decode", "worker": "w1"}],
         "already_ended": ["b"],

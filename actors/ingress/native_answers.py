@@ -1,0 +1,182 @@
+"""What POST /generate answers: SGLang's objects, one for each reply. Pure.
+
+A stream's texts are cumulative, as SGLang's are: every event repeats what came before it. Where that is not wanted,
+`ingress.incremental_streaming_output` has each event tell what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from actors.ingress.choices import Choice
+from actors.ingress.errors import ApiError, is_answer
+from actors.ingress.logprobs import TokenBytes, Told, finite, text_of
+from actors.ingress.openai_answers import DONE, KEEP_ALIVE, event
+from actors.ingress.parts import Part, PartReader, TextPart
+from actors.messages import Finished, Outcome
+
+UNKNOWN_WEIGHTS = "default"
+"""What SGLang says where nobody has named the weights."""
+ABORTED = "Aborted"
+
+Json = dict[str, Any]
+
+
+class NativeVoice:
+    """`names`: of the replies, in order. `listed`: the answer is a list, as for batches. `logprobs`: they are told;
+    `token_bytes`: and the texts of their tokens."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        listed: bool,
+        incremental: bool = False,
+        logprobs: bool = False,
+        token_bytes: TokenBytes | None = None,
+    ) -> None:
+        self._names = names
+        self._listed = listed
+        self._incremental = incremental
+        self._logprobs = logprobs
+        self._token_bytes = token_bytes
+        self._texts = [""] * len(names)
+        self._told: dict[int, Choice] = {}
+        """Replies that something was said of."""
+        self._counted = [0] * len(names)
+        """How many ids of each reply were told, and log probabilities: where only what is new is told."""
+        self._scored = [0] * len(names)
+
+    def reader(self) -> PartReader | None:
+        return None
+
+    def opens(self, choice: Choice) -> bytes:
+        self._told[choice.index] = choice
+        return b""
+
+    def says(self, choice: Choice, parts: Sequence[Part]) -> bytes:
+        """Nothing for the last of a reply: its end tells it as well, in one event."""
+        fresh = "".join(part.text for part in parts if isinstance(part, TextPart))
+        if not self._incremental:
+            fresh = self._texts[choice.index] + fresh
+        elif choice.end is not None:
+            fresh = self._texts[choice.index] + fresh  # Not told yet.
+        self._texts[choice.index] = fresh
+        if choice.end is not None and is_answer(choice.end):
+            return b""
+        data = self._event(choice)
+        if self._incremental:
+            self._texts[choice.index] = ""
+        return data
+
+    def ends(self, choice: Choice) -> bytes:
+        return self._event(choice)
+
+    def closes(self, choices: Sequence[Choice]) -> bytes:
+        return DONE
+
+    def fails(self, error: ApiError, request_id: str) -> bytes:
+        """The one error body; for a single reply also what was made of it, where SGLang's clients look for it."""
+        body: Json = dict(error.body(request_id))
+        if len(self._names) == 1 and (choice := self._told.get(0)) is not None:
+            reason = {"type": "abort", "message": error.message, "status_code": error.status, "err_type": error.code}
+            body |= self._object(choice, self._texts[0], choice.ids, self._meta(choice, reason))
+        return event(body, "error") + DONE
+
+    def waits(self) -> bytes:
+        return KEEP_ALIVE
+
+    def whole(self, choices: Sequence[Choice]) -> bytes:
+        told = [self._object(choice, choice.text, choice.ids, self._finished(choice)) for choice in choices]
+        return orjson.dumps(told if self._listed else told[0])
+
+    def _event(self, choice: Choice) -> bytes:
+        at = choice.index
+        since = self._counted[at] if self._incremental else 0
+        self._counted[at] = len(choice.ids)
+        meta = self._finished(choice) if choice.end is not None else self._meta(choice, None)
+        told = self._object(choice, self._texts[at], choice.ids[since:], meta)
+        self._scored[at] = len(choice.logprobs)
+        if self._listed:
+            told["index"] = at
+        return event(told)
+
+    def _object(self, choice: Choice, text: str, ids: Sequence[int], meta: Json) -> Json:
+        return {"text": text, "output_ids": list(ids), "meta_info": meta}
+
+    def _finished(self, choice: Choice) -> Json:
+        end = choice.end
+        assert end is not None, "asked for the end of a reply that goes on"
+        meta = self._meta(choice, finish_reason(end, choice.ids))
+        meta["e2e_latency"] = round(choice.running.elapsed_s(), 6)
+        return {**meta, **choice.extras}
+
+    def _meta(self, choice: Choice, reason: Json | None) -> Json:
+        """Of a reply that goes on: the prompt of a turn is known to its worker only, and so is what was cached."""
+        end, submit = choice.end, choice.running.call.submit
+        known = len(submit.input_ids) if choice.running.call.session is None else None
+        meta: Json = {
+            "id": self._names[choice.index],
+            "finish_reason": reason,
+            "prompt_tokens": known if end is None else end.prompt_tokens,
+            "completion_tokens": len(choice.ids) if end is None else end.completion_tokens,
+            "cached_tokens": None if end is None else end.cached_tokens,
+            "weight_version": choice.running.weights or UNKNOWN_WEIGHTS,
+        }
+        if self._logprobs:
+            since = self._scored[choice.index] if self._incremental else 0
+            meta |= self._scores(choice.logprobs[since:])
+        return meta
+
+    def _scores(self, told: Sequence[Told]) -> Json:
+        """As SGLang lists them: [log probability, token id, text or null]."""
+        return {
+            "input_token_logprobs": [],
+            "output_token_logprobs": [self._score(token, own) for token, (own, _) in told],
+            "input_top_logprobs": [],
+            "output_top_logprobs": [[self._score(token, value) for token, value in top] for _, (_, top) in told],
+        }
+
+    def _score(self, token: int, value: float) -> list[Any]:
+        return [finite(value), token, None if self._token_bytes is None else text_of(self._token_bytes(token))]
+
+
+class HealthVoice:
+    """GET /health_generate: nothing but a status."""
+
+    def reader(self) -> PartReader | None:
+        return None
+
+    def opens(self, choice: Choice) -> bytes:
+        return b""
+
+    def says(self, choice: Choice, parts: Sequence[Part]) -> bytes:
+        return b""
+
+    def ends(self, choice: Choice) -> bytes:
+        return b""
+
+    def closes(self, choices: Sequence[Choice]) -> bytes:
+        return b""
+
+    def fails(self, error: ApiError, request_id: str) -> bytes:
+        return b""
+
+    def waits(self) -> bytes:
+        return b""
+
+    def whole(self, choices: Sequence[Choice]) -> bytes:
+        return b""
+
+
+def finish_reason(end: Finished, ids: Sequence[int]) -> Json:
+    """Why a reply has ended. What is told as an error has a body of its own."""
+    if end.outcome is Outcome.LENGTH:
+        return {"type": "length", "length": end.completion_tokens}
+    if end.outcome is Outcome.STOP:
+        token = ids[-1] if ids else None
+        return {"type": "stop", "matched": token if end.matched is None else end.matched}
+    return {"type": "abort", "message": end.message or ABORTED, "status_code": None, "err_type": None}
