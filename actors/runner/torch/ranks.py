@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -88,19 +88,17 @@ class Rank:
         attention, _ = attention_for(setup, self._group)
         self._model = LocalModel(setup, attention, self._group)
 
-    def obey(self, meeting: Meeting, timeout_s: float, ready: Callable[[], None] = lambda: None) -> None:
-        """Meet the others, call `ready`, and do as the first rank says until it says stop.
+    def obey(self, meeting: Meeting, timeout_s: float) -> None:
+        """Meet the others, and do as the first rank says until it says stop.
 
-        Raises RuntimeError when it is gone, and whatever keeps this rank from doing what the others do.
+        Raises RuntimeError when it is gone, and whatever keeps this rank from doing what the others do: its process
+        has to end then.
         """
         setup = self._setup
         self._group.connect(meeting, setup.device, timeout_s, setup.identity())
-        ready()
-        try:
-            while self._do_next():
-                pass
-        finally:
-            self._group.close()
+        while self._do_next():
+            pass
+        self._group.close()
 
     @torch.inference_mode()
     def _do_next(self) -> bool:
