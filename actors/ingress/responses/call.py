@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from actors.ingress.channel import spawn
@@ -20,7 +21,7 @@ from actors.ingress.responses.conversations import Conversations, Goes
 from actors.ingress.responses.ids import Kind, ResponseId, new_token, token_of, token_of_conversation
 from actors.ingress.responses.items import as_messages
 from actors.ingress.responses.live import Book, Link, Live
-from actors.ingress.responses.shelf import STORE_WAIT_S, Mark, NotKept, Shelf
+from actors.ingress.responses.shelf import STORE_WAIT_S, Mark, NotKept, Shelf, stubbornly
 from actors.ingress.responses.told import Told
 from actors.ingress.responses.voice import ResponseVoice
 from actors.ingress.responses.wording import explained, unknown_response
@@ -167,6 +168,9 @@ class ResponseCall:
         previous = ResponseId.parse(asked.previous)
         if previous is None:
             raise unknown_response(asked.previous, param="previous_response_id")
+        if previous.kind is Kind.STATELESS:
+            why = "it was made with `store: false`"
+            raise unknown_response(asked.previous, why, param="previous_response_id")
         try:
             before = (await self._tools.shelf.find(self._tenant, asked.previous)).told
             self._goes = Goes(in_force=before.in_force, goes_on=True)
@@ -205,11 +209,18 @@ class ResponseCall:
         try:
             if replayed:
                 await self._as_before()
-            if told.end is not None and not replayed and self._asked.conversation is not None:
-                await tools.conversations.said(self._tenant, self._asked.conversation, told, self._goes)
+            if told.end is not None and told.status != "cancelled" and not replayed:
+                await self._join_conversation()
             await tools.shelf.keep(self._tenant, told, self._digest, self._mark.owner if self._mark else "")
         finally:
             self.over()
+
+    async def _join_conversation(self) -> None:
+        conversation, tools = self._asked.conversation, self._tools
+        if conversation is None:
+            return
+        said = partial(tools.conversations.said, self._tenant, conversation, self._told, self._goes)
+        await stubbornly(said, "a response is missing among the items of its conversation")
 
     async def _as_before(self) -> None:
         """A request that was sent before: its answer has the times of the first."""

@@ -51,7 +51,8 @@ class Book:
         return self._live.get((tenant, response_id))
 
     def add(self, tenant: str, live: Live) -> None:
-        self._live[tenant, live.told.id] = live
+        """One that runs already keeps its name: this is the same request, sent again."""
+        self._live.setdefault((tenant, live.told.id), live)
 
     def remove(self, tenant: str, live: Live) -> None:
         if self.find(tenant, live.told.id) is live:

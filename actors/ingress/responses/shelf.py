@@ -90,7 +90,14 @@ class Shelf:
 
     async def keep(self, tenant: str, told: Told, digest: bytes, owner: str = "") -> None:
         """A response that is over. Should there be a record, that stays: the request was answered before."""
-        await self._put(tenant, _key(told.id), digest, owner or uuid.uuid4().hex, self._fitting(told), replace=False)
+        key, body, owner = _key(told.id), self._fitting(told), owner or uuid.uuid4().hex
+
+        async def put() -> None:
+            done = self._pool.put_result(tenant, key, digest=digest, owner=owner, body=body, ttl_s=self._ttl_s)
+            if await in_time(done) is PutStatus.TOO_LARGE:
+                log.warning("a response of %d bytes is larger than any that is kept", len(body))
+
+        await stubbornly(put, "a response could not be kept, so that it cannot be asked for")
 
     async def drop(self, tenant: str, response_id: str) -> None:
         """What is left says that it was deleted."""
@@ -124,23 +131,6 @@ class Shelf:
             body = replace(told, input_kept=False).packed()
         return body
 
-    async def _put(self, tenant: str, key: str, digest: bytes, owner: str, body: bytes, *, replace: bool) -> None:
-        """Until it is stored, or cannot be: a pool that is being replaced is back within seconds."""
-        give_up_at = time.monotonic() + STORE_TRIES_S
-        while True:
-            try:
-                put = self._pool.put_result(
-                    tenant, key, digest=digest, owner=owner, body=body, ttl_s=self._ttl_s, replace=replace
-                )
-                if await in_time(put) is PutStatus.TOO_LARGE:
-                    log.warning("a response of %d bytes is larger than any that is kept", len(body))
-                return
-            except StoreError as error:
-                if isinstance(error, StoreFull) or time.monotonic() > give_up_at:
-                    log.error("a response could not be kept, so that it cannot be asked for: %s", error)
-                    return
-            await asyncio.sleep(STORE_PAUSE_S)
-
 
 class Mark:
     """Says that a response runs, as long as whoever runs it lives: `stop` it when that is over."""
@@ -162,6 +152,20 @@ class Mark:
                 await in_time(self._claim())
             except StoreError as error:
                 log.warning("the mark of a running response could not be renewed: %s", error)
+
+
+async def stubbornly(work: Callable[[], Awaitable[None]], failure: str) -> None:
+    """Until it is done, or cannot be: a pool that is being replaced is back within seconds. `failure`: for the log."""
+    give_up_at = time.monotonic() + STORE_TRIES_S
+    while True:
+        try:
+            await work()
+            return
+        except (StoreError, ApiError) as error:
+            if isinstance(error, (StoreFull, ApiError)) or time.monotonic() > give_up_at:
+                log.error("%s: %s", failure, error)
+                return
+        await asyncio.sleep(STORE_PAUSE_S)
 
 
 async def in_time(answer: Awaitable[T]) -> T:
