@@ -37,9 +37,19 @@ CONFIG: dict[str, Any] = {
 
 
 async def rolling(
-    rig: Rig, folder: Path, *, requests: int, workers: int, sessions: int, visitors: int, thought_s: float, seed: int
+    rig: Rig,
+    folder: Path,
+    *,
+    requests: int,
+    workers: int,
+    sessions: int,
+    visitors: int,
+    thought_s: float,
+    seed: int,
+    deploy_first: bool = False,
 ) -> tuple[Ledger, Operator]:
-    """Everything that is to be done is spread over the requests; clients go on until both are over."""
+    """Everything that is to be done is spread over the requests; clients go on until both are over. `deploy_first`:
+    while there is one worker, which takes less time."""
     rng, ledger = random.Random(seed), Ledger()
     http = RawClient("127.0.0.1", rig.server.port)
     prefix = f"rolling-{time.time_ns() // 10**6}"
@@ -61,6 +71,8 @@ async def rolling(
             operator.rollout,
             lambda: operator.scale(1),
         )
+        if deploy_first:
+            steps = (steps[1], steps[0], *steps[2:])
         for number, step in enumerate(steps):
             await operator.until_answered(requests * (number * 2 + 1) // 10)
             await step()
