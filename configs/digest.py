@@ -9,7 +9,13 @@ from configs.load import to_tree
 from configs.schema import RemoraConfig
 
 _SECTIONS = ("model", "engine", "hibernate", "sessions", "timeouts", "workers", "store", "cluster")
-_NOT_THE_WORKERS_OWN = (("workers", "count"), ("sessions", "weights"), ("sessions", "pin_grace_s"))
+_NOT_THE_WORKERS_OWN = (
+    ("workers", "count"),
+    ("sessions", "weights"),
+    ("sessions", "pin_grace_s"),
+    ("model", "tool_format"),
+    ("model", "reasoning"),
+)
 
 
 def worker_digest(config: RemoraConfig) -> str:

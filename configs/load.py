@@ -101,6 +101,10 @@ def check(config: RemoraConfig) -> RemoraConfig:
         raise ConfigError(f"workers.runner: {config.workers.runner!r}; it must be 'torch' or 'toy'")
     if config.model.dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise ConfigError(f"model.dtype: {config.model.dtype!r}; it must be auto, float32, bfloat16 or float16")
+    for name, known in (("tool_format", TOOL_FORMATS), ("reasoning", REASONING_FORMATS)):
+        value = getattr(config.model, name)
+        if value not in known:
+            raise ConfigError(f"model.{name}: {value!r}; it must be one of {', '.join(known)}")
     if config.sessions.weights not in ("follow", "pin"):
         raise ConfigError(f"sessions.weights: {config.sessions.weights!r}; it must be 'follow' or 'pin'")
     for complaint in scaling.complaints(config.autoscale, config.rebalance, config.workers.count):
@@ -111,6 +115,10 @@ def check(config: RemoraConfig) -> RemoraConfig:
     check_auth(config.auth)
     check_tenants(config.tenants, "tenants")
     return config
+
+
+TOOL_FORMATS = ("auto", "off", "hermes", "llama3", "mistral", "mistral_args", "qwen_xml")
+REASONING_FORMATS = ("auto", "off", "think", "think_brackets")
 
 
 def check_edge(ingress: IngressConfig) -> None:

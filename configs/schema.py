@@ -18,9 +18,9 @@ class ModelConfig:
     `served_name`: the name in /v1/models; empty = derived from `id`. `dtype`: auto, float32, bfloat16, float16.
     `max_context`: longest context in tokens; 0 = what the model allows.
     `cache_dir`: where downloads and conversions are kept; empty = the user's cache folder.
-    `tool_format`: how the model writes calls of tools: hermes (Qwen 2.5, Qwen 3), llama3, mistral, mistral_args (newer),
-    qwen_xml (Qwen 3 Coder). `reasoning`: how it marks what it thinks: think (`<think>`), think_brackets (`[THINK]`).
-    auto = as the chat template has it; off = none, such text is text.
+    `tool_format`: how the model writes calls of tools: hermes (Qwen 2.5, Qwen 3), llama3, mistral, mistral_args
+    (newer), qwen_xml (Qwen 3 Coder). `reasoning`: how it marks what it thinks: think (`<think>`), think_brackets
+    (`[THINK]`). auto = as the chat template has it; off = none, such text is text.
     """
 
     id: str = "default"

@@ -13,7 +13,8 @@ _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 def read_messages(value: Any) -> list[dict[str, Any]]:
-    """Validated messages: `role` and `content` (a string), and `name`, `tool_calls`, `tool_call_id` where given.
+    """Validated messages: `role` and `content` (a string), and `name`, `tool_calls`, `tool_call_id`,
+    `reasoning_content` where given.
 
     `developer` is told to templates as `system`; text parts are joined by line breaks. Raises Invalid naming the
     field down to the part.
@@ -40,9 +41,13 @@ def _message(value: Any, path: str) -> dict[str, Any]:
     role = _role(value, path)
     message: dict[str, Any] = {"role": "system" if role == "developer" else role}
     calls = _tool_calls(value, path) if role == "assistant" else []
-    message["content"] = _content(value, path, optional=role == "assistant" and bool(calls or value.get("refusal")))
+    reasoning = _reasoning(value, path) if role == "assistant" else ""
+    optional = role == "assistant" and bool(calls or reasoning or value.get("refusal"))
+    message["content"] = _content(value, path, optional=optional)
     if not message["content"] and role == "assistant" and value.get("refusal") is not None:
         message["content"] = check_text(value["refusal"], f"{path}.refusal")
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = calls
     if role == "tool":
@@ -93,6 +98,12 @@ def _part(part: Any, path: str) -> str:
         raise Invalid(f"{path}.type", f"`{path}.type` must be 'text': this model reads text only.")
     field = "refusal" if kind == "refusal" else "text"
     return check_text(part.get(field), f"{path}.{field}")
+
+
+def _reasoning(value: dict[str, Any], path: str) -> str:
+    """What the model thought, if the client sends it back: templates keep or drop it as the model is used to it."""
+    reasoning = value.get("reasoning_content")
+    return "" if reasoning is None else check_text(reasoning, f"{path}.reasoning_content")
 
 
 def _tool_calls(value: dict[str, Any], path: str) -> list[dict[str, Any]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from actors.ingress.channel import Batch
-from actors.ingress.errors import is_answer
+from actors.ingress.errors import ApiError, from_finished, is_answer
 from actors.ingress.parts import CallBegins, Part, PartReader, PlainReader, TextPart
+from actors.ingress.replying import call_id
 from actors.ingress.running import Running
 from actors.ingress.text import Decoder
 from actors.messages import Finished, TokenLogprobs
@@ -49,8 +51,21 @@ class Choice:
         fresh = self._reader.push(text)
         if batch.end is not None:
             fresh += self._reader.finish()
+        fresh = [self._named(part) if isinstance(part, CallBegins) else part for part in fresh]
         self.parts += fresh
         return fresh
+
+    def _named(self, part: CallBegins) -> CallBegins:
+        return replace(part, call_id=call_id(self.running.call.submit, part.number))
+
+    @property
+    def failure(self) -> ApiError | None:
+        """The error that its end amounts to, if it does."""
+        if self.end is None or is_answer(self.end):
+            return None
+        error = from_finished(self.end, self.text, self.running.delivered)
+        error.prompt = self.prompt
+        return error
 
     @property
     def text(self) -> str:

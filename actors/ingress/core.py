@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from actors import process
@@ -15,6 +16,7 @@ from actors.ingress.keyring import Caller, KeyRing
 from actors.ingress.limits import Limiter
 from actors.ingress.metrics import Metrics, RequestMeter
 from actors.ingress.prompts import Continues, Prompt, PromptSource, total_bytes
+from actors.ingress.replying import held_to
 from actors.ingress.routing import Call, Router, SessionUse
 from actors.ingress.text import TextModel
 from actors.messages import Reason, Submit
@@ -75,6 +77,9 @@ class Ingress:
         for index in range(request.replies):
             prompt_of = rendered[index // request.choices]
             submit = _submit(request, index, tenant, weight, prompt_of.ids)
+            prompt = request.prompts[index // request.choices]
+            grammar = held_to(prompt, self.text, submit.input_ids, submit.grammar)
+            submit = submit if grammar is submit.grammar else replace(submit, grammar=grammar)
             calls.append(Call(submit, request.session, affinity, prompt_of.turn_refused, resume))
         return calls
 

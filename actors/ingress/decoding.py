@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from actors.ingress.text import Decoder, TextModel
 from actors.model.detokenizer import Detokenizer
@@ -11,10 +11,12 @@ from actors.model.detokenizer import Detokenizer
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """`controls`: control tokens are told as they are spelled. `keeps_stop`: so is the stop string that ended it."""
+    """`controls`: control tokens are told as they are spelled. `keeps_stop`: so is the stop string that ended it.
+    `marks`: control tokens that whoever reads the reply looks for, and how they are spelled."""
 
     controls: bool = False
     keeps_stop: bool = False
+    marks: Mapping[int, str] = field(default_factory=dict)
 
 
 USUAL = Decoding()
@@ -23,7 +25,7 @@ USUAL = Decoding()
 def decoder_for(text: TextModel, stop: Sequence[str], decoding: Decoding) -> Decoder:
     """The decoder of one reply that ends at one of `stop`."""
     stops = () if decoding.keeps_stop else stop
-    decoder = _SpelledOut(text, stops) if decoding.controls else text.decoder(stops)
+    decoder = _SpelledOut(text, stops) if decoding.controls else text.decoder(stops, decoding.marks)
     return _Untrimmed(decoder) if decoding.keeps_stop else decoder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
@@ -12,13 +13,14 @@ from actors.ingress.auth import caller_of
 from actors.ingress.choices import Choice, whole
 from actors.ingress.core import Ingress, refused_by_template
 from actors.ingress.decoding import decoder_for
-from actors.ingress.errors import GENERIC_INTERNAL, ApiError, from_finished, is_answer
+from actors.ingress.errors import GENERIC_INTERNAL, ApiError
 from actors.ingress.generation import GenerationRequest
 from actors.ingress.http_io import ClientGone, read_body, request_id_of, send_json, send_whole
 from actors.ingress.keyring import Caller
 from actors.ingress.lifeline import Lifeline
 from actors.ingress.metrics import RequestMeter
 from actors.ingress.part_meters import part_meters
+from actors.ingress.replying import reading_of
 from actors.ingress.routing import Call
 from actors.ingress.running import Running
 from actors.ingress.streams import AnswerStream, worker_header
@@ -110,7 +112,7 @@ class Exchange:
         calls = await self._ingress.prepare(request, self._caller.tenant)
         voice = self._api.voice(request, self._ingress.text)
         try:
-            choices = self._start(request, calls, voice)
+            choices = self._start(request, calls)
             if self._keeping is not None:
                 await self._keeping.begun(choices)
             if request.stream:
@@ -123,15 +125,17 @@ class Exchange:
             for running in self._running:
                 running.abandon()
 
-    def _start(self, request: GenerationRequest, calls: list[Call], voice: Voice) -> list[Choice]:
+    def _start(self, request: GenerationRequest, calls: list[Call]) -> list[Choice]:
         """Send every reply on its way."""
         choices = []
         for index, (call, meter) in enumerate(zip(calls, part_meters(self._meter, len(calls)), strict=True)):
             running = self._ingress.router.start(call, meter, self._ingress.metrics.retries.inc)
             self._running.append(running)
             _, settings = request.part(index)
-            decoder = decoder_for(self._ingress.text, settings.sampling.stop, settings.decoding)
-            choices.append(Choice(index, running, decoder, voice.reader(), prompt=index // request.choices))
+            text, prompt = self._ingress.text, index // request.choices
+            reading = reading_of(request.prompts[prompt], text, call.submit.input_ids)
+            decoder = decoder_for(text, settings.sampling.stop, replace(settings.decoding, marks=reading.marks))
+            choices.append(Choice(index, running, decoder, reading.reader, prompt=prompt))
         return choices
 
     async def _stream(self, choices: list[Choice], voice: Voice, life: Lifeline) -> None:
@@ -152,8 +156,8 @@ class Exchange:
         await whole(choices)
         self._answer_headers.update(worker_header(choices))
         for choice in choices:
-            if choice.end is not None and not is_answer(choice.end):
-                raise from_finished(choice.end, choice.text, choice.running.delivered)
+            if (error := choice.failure) is not None:
+                raise error
         if self._keeping is not None:
             await self._keeping.ended(choices, None, self._request_id)
         await send_whole(life.send, 200, voice.whole(choices), self._answer_headers)
@@ -178,12 +182,14 @@ def _as_asked(error: ApiError, request: GenerationRequest, call: Call) -> ApiErr
     """The error in terms of what this client wrote."""
     if error.reason is Reason.SESSION_EXISTS and call.turn_refused:
         return refused_by_template(call.turn_refused)
+    if request.own and error.param is not None:
+        error.param = request.own[error.prompt].renamed.get(error.param, error.param)
     if error.param == "max_tokens":
         error.param = request.max_tokens_field
     elif error.param == "grammar":
         error.param = request.grammar_field
     elif error.param is None and error.reason is Reason.TOO_LARGE:
-        error.param = request.prompts[0].field
+        error.param = request.prompts[error.prompt].field
     if error.param is not None:
         error.param = request.renamed.get(error.param, error.param)
     return error

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+from actors.ingress.replies.formats import ReplyFormat, find_reasoning, find_tools
 from actors.ingress.text import TextModel
 from actors.ingress.toy_text import TOY_MAX_CONTEXT, toy_text
 from actors.model.detokenizer import Detokenizer
 from actors.model.errors import ModelUnusable
 from actors.model.source import resolve, served_name
 from actors.model.text import load_text
-from configs import RemoraConfig
+from actors.model.tokenizer import Tokenizer
+from configs import ModelConfig, RemoraConfig
 
 
 def load_text_model(config: RemoraConfig) -> TextModel:
@@ -24,13 +27,28 @@ def load_text_model(config: RemoraConfig) -> TextModel:
     return TextModel(
         name=config.model.served_name or served_name(config.model.id),
         template=template,
-        decoder=lambda stop: Detokenizer(vocab_bytes, stop),
+        decoder=lambda stop, marks=None: Detokenizer(vocab_bytes, stop, marks),
         vocab_size=tokenizer.vocab_size,
         max_context=_max_context(folder.path, config.model.max_context),
         max_token_bytes=max(map(len, vocab_bytes)),
         encode=tokenizer.encode_prompt,
         token_bytes=tokenizer.spelled,
+        replies=reply_format(config.model, tokenizer, takes_tools=template.takes_tools),
     )
+
+
+def reply_format(model: ModelConfig, tokenizer: Tokenizer, *, takes_tools: bool) -> ReplyFormat:
+    """How the model writes tool calls and reasoning: by the configuration, or by its templates."""
+    templates = "\n".join(tokenizer.templates.values())
+    found = ReplyFormat(
+        tools=find_tools(model.tool_format, templates),
+        reasoning=find_reasoning(model.reasoning, templates),
+        takes_tools=takes_tools,
+    )
+    vocab_bytes = tokenizer.vocab_bytes()
+    ids = {marker: tokenizer.control_id(marker) for marker in found.markers}
+    silent = {marker: token for marker, token in ids.items() if token is not None and not vocab_bytes[token]}
+    return replace(found, token_ids=silent)
 
 
 def _max_context(folder: Path, configured: int) -> int:

@@ -11,7 +11,7 @@ import orjson
 from actors.ingress.choices import Choice
 from actors.ingress.errors import ApiError
 from actors.ingress.logprobs import TokenBytes, Told, chat_logprobs, completion_logprobs
-from actors.ingress.parts import CallArguments, CallBegins, Part, PartReader, ReasoningPart, TextPart
+from actors.ingress.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 from actors.messages import Finished, Outcome
 
 DONE = b"data: [DONE]\n\n"
@@ -37,9 +37,6 @@ class ChatVoice:
         self._head = head
         self._include_usage = include_usage
         self._token_bytes = token_bytes
-
-    def reader(self) -> PartReader | None:
-        return None
 
     def opens(self, choice: Choice) -> bytes:
         return self._chunk(choice, {"role": "assistant", "content": ""})
@@ -108,9 +105,6 @@ class CompletionVoice:
         self._head = head
         self._include_usage = include_usage
         self._echoes = echoes
-
-    def reader(self) -> PartReader | None:
-        return None
 
     def opens(self, choice: Choice) -> bytes:
         return self._chunk(choice, self._echo(choice)) if self._echoes else b""

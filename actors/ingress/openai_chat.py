@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from actors.ingress.chat_messages import read_messages
@@ -10,7 +11,9 @@ from actors.ingress.errors import Invalid
 from actors.ingress.generation import GenerationRequest, check_model, read_generation, read_session_use
 from actors.ingress.logprobs import with_chat_logprobs
 from actors.ingress.prompts import ChatPrompt
+from actors.ingress.template_variables import read_variables
 from actors.ingress.text import TextModel
+from actors.ingress.tools import read_tools
 from actors.ingress.validate import Fields
 from configs.schema import RemoraConfig
 
@@ -22,7 +25,8 @@ def read_chat(
     fields = Fields(tree)
     check_model(fields, text.name)
     _refuse_unsupported(fields)
-    prompt = ChatPrompt(read_messages(fields.raw("messages")))
+    tools, demand = read_tools(fields, text.replies)
+    prompt = ChatPrompt(read_messages(fields.raw("messages")), tools, read_variables(fields), demand=demand)
     request = read_generation(
         tree,
         headers,
@@ -32,14 +36,17 @@ def read_chat(
         id_prefix="chatcmpl-",
         session=read_session_use(fields, config),
     )
+    if demand.enforced:
+        request = replace(request, grammar_field=demand.field)
     return with_chat_logprobs(request, fields)
 
 
 def _refuse_unsupported(fields: Fields) -> None:
     """Known fields that this server cannot honour: saying so beats an answer that ignores them."""
-    for name in ("tools", "functions"):
-        if fields.items(name, most=1024) and fields.raw("tool_choice") != "none":
-            raise Invalid(name, f"`{name}` are not supported.", code="unsupported_value")
+    for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
+        if fields.raw(name) not in (None, [], "none"):
+            text = f"`{name}` is not supported: it was replaced by `{instead}`."
+            raise Invalid(name, text, code="unsupported_value")
     modalities = fields.items("modalities", most=8)
     if modalities and modalities != ["text"]:
         raise Invalid("modalities", "`modalities` must be ['text'].", code="unsupported_value")

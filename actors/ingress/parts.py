@@ -20,7 +20,8 @@ class ReasoningPart:
 
 @dataclass(frozen=True, slots=True)
 class CallBegins:
-    """A tool call: its name is known, its arguments follow. `number` counts the calls of one reply from 0."""
+    """A tool call: its name is known, its arguments follow. `number` counts the calls of one reply from 0. `call_id` is
+    made of that and of the request's name, by whoever knows both."""
 
     number: int
     call_id: str

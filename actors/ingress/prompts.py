@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import orjson
+
 from actors.ingress.chat_messages import text_bytes
 from actors.ingress.placement import opening
+from actors.ingress.replies.demand import ANY, Demand
 from actors.ingress.text import TextModel
 from actors.messages import TokenIds
 
@@ -54,16 +57,18 @@ class PromptSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages, for the model's chat template. `tools` as templates take them; `extra`: more of its variables."""
+    """Messages, for the model's chat template. `tools` as templates take them, and what is demanded of calls; `extra`:
+    more of the template's variables."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     field: str = "messages"
+    demand: Demand = ANY
 
     @property
     def size_bytes(self) -> int:
-        return text_bytes(self.messages)
+        return text_bytes(self.messages) + (len(orjson.dumps(self.tools)) if self.tools else 0)
 
     @property
     def opening(self) -> str | None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from actors.ingress.replies.formats import PLAIN, ReplyFormat
+
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -42,17 +44,24 @@ class Decoder(Protocol):
         """What was held back, cut before the stop string `matched`."""
 
 
+class DecoderMaker(Protocol):
+    """The decoder of a reply that ends at one of `stop`. `marks`: control tokens that are shown, and how."""
+
+    def __call__(self, stop: Sequence[str], marks: Mapping[int, str] | None = None) -> Decoder: ...
+
+
 @dataclass(frozen=True, slots=True)
 class TextModel:
     """`max_context` is in tokens; `max_token_bytes` the longest text one token can stand for. `encode`: the ids of a
     text that stands alone; control tokens spelled in it are text. `token_bytes`: a token as it is spelled, control
-    tokens included."""
+    tokens included. `replies`: how the model writes tool calls and reasoning."""
 
     name: str
     template: Template
-    decoder: Callable[[Sequence[str]], Decoder]
+    decoder: DecoderMaker
     vocab_size: int
     max_context: int
     max_token_bytes: int
     encode: Callable[[str], Sequence[int]]
     token_bytes: Callable[[int], bytes]
+    replies: ReplyFormat = PLAIN

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from actors.ingress.replies.formats import ReplyFormat, ToolFormat, find_reasoning
 from actors.ingress.text import TextModel
 from actors.model.detokenizer import Detokenizer
 from actors.runner.toy import TOY_VOCAB_SIZE
@@ -21,8 +23,9 @@ class LineTurn:
 
 
 class LineTemplate:
-    """`role: content` per line; the reply follows `assistant: `. Refuses a system message that is not the first, and
-    has no place for tools."""
+    """`role: content` per line; the reply follows `assistant: `. Tools are named before all, in one line; a reply that
+    called some is told with its calls. `thinking`, a variable, begins the reply with reasoning. Refuses a system
+    message that is not the first."""
 
     def render_root(
         self,
@@ -32,7 +35,8 @@ class LineTemplate:
     ) -> list[int]:
         if any(message["role"] == "system" for message in messages[1:]):
             raise ValueError("only the first message may be a system message")
-        return list(self._lines(messages).encode())
+        known = f"tools: {json.dumps(list(tools))}\n" if tools else ""
+        return list((known + self._lines(messages, extra)).encode())
 
     def render_turn(
         self,
@@ -42,20 +46,30 @@ class LineTemplate:
     ) -> LineTurn:
         if any(message["role"] == "system" for message in messages):
             raise ValueError("a conversation that has begun takes no system message")
-        return LineTurn(tuple(b"\n"), tuple(self._lines(messages).encode()))
+        return LineTurn(tuple(b"\n"), tuple(self._lines(messages, extra).encode()))
 
-    def _lines(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
+    def _lines(self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any] | None) -> str:
+        begins = "<think>" if (extra or {}).get("thinking") else ""
+        return "".join(f"{message['role']}: {_content(message)}\n" for message in messages) + f"assistant: {begins}"
 
 
-def toy_text(name: str = "toy", max_context: int = TOY_MAX_CONTEXT) -> TextModel:
+def _content(message: Mapping[str, Any]) -> str:
+    calls = [json.dumps(call["function"]) for call in message.get("tool_calls") or ()]
+    return str(message["content"]) + "".join(f"<tool_call>{call}</tool_call>" for call in calls)
+
+
+def toy_text(
+    name: str = "toy", max_context: int = TOY_MAX_CONTEXT, tools: ToolFormat = ToolFormat.HERMES, reasoning: str = "off"
+) -> TextModel:
+    """`tools`, `reasoning`: how replies are read, and what they are held to where they must call tools."""
     return TextModel(
         name=name,
         template=LineTemplate(),
-        decoder=lambda stop: Detokenizer(TOY_VOCAB_BYTES, stop),
+        decoder=lambda stop, marks=None: Detokenizer(TOY_VOCAB_BYTES, stop, marks),
         vocab_size=TOY_VOCAB_SIZE,
         max_context=max_context,
         max_token_bytes=1,
         encode=lambda plain: list(plain.encode()),
         token_bytes=TOY_VOCAB_BYTES.__getitem__,
+        replies=ReplyFormat(tools, find_reasoning(reasoning, ""), takes_tools=True),
     )

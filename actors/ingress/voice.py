@@ -8,16 +8,13 @@ from typing import Any, Protocol
 from actors.ingress.choices import Choice
 from actors.ingress.errors import ApiError
 from actors.ingress.generation import GenerationRequest
-from actors.ingress.parts import Part, PartReader
+from actors.ingress.parts import Part
 from actors.ingress.text import TextModel
 from configs.schema import RemoraConfig
 
 
 class Voice(Protocol):
     """Writes the answer to one request, whole or as the pieces of a stream (SSE, ready to be sent). Pure."""
-
-    def reader(self) -> PartReader | None:
-        """What splits a reply's text into its parts; None: it is all text."""
 
     def opens(self, choice: Choice) -> bytes:
         """A reply begins: before any of its parts, once."""

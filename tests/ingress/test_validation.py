@@ -97,7 +97,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("rid", {"rid": "r" * 10_000}),
     ("rid", {"rid": ""}),
     ("rid", {"rid": "a\nb"}),
-    ("tools", {"tools": [{"type": "function"}]}),
+    ("tools[0].function", {"tools": [{"type": "function"}]}),
     ("logprobs", {"logprobs": 1}),
     ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
     ("top_logprobs", {"logprobs": True, "top_logprobs": -1}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from actors.ingress.replies import hermes, llama, mistral, xml
@@ -60,6 +60,12 @@ class ReplyFormat:
         """All that its readers look for."""
         tags = (self.reasoning.begins, self.reasoning.ends) if self.reasoning else ()
         return (*tags, *(MARKERS[self.tools] if self.tools else ()))
+
+    def without_tools(self) -> ReplyFormat:
+        return replace(self, tools=None)
+
+
+PLAIN = ReplyFormat()
 
 
 def find_tools(setting: str, template: str) -> ToolFormat | None:

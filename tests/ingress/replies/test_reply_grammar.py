@@ -141,7 +141,7 @@ def test_whoever_must_call_calls(kind: ToolFormat, special: bool) -> None:
     assert grammar is not None
     held = Held(format, matchers, grammar)
     seen = set()
-    for seed in range(8):
+    for seed in range(14):
         calls, text, _ = read(format, held.writes(seed))
         assert calls
         assert text == ""

@@ -1,0 +1,66 @@
+"""How the reply to a prompt is read, and what it is held to. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from actors.ingress.errors import Invalid
+from actors.ingress.parts import PartReader, PlainReader
+from actors.ingress.prompts import ChatPrompt, PromptSource
+from actors.ingress.replies.grammar import reply_grammar
+from actors.ingress.replies.notation import CannotHold
+from actors.ingress.replies.reader import reply_reader
+from actors.ingress.text import TextModel
+from actors.messages import Grammar, Submit
+
+_LAST_IDS = 32
+"""In these, at the end of a prompt, the tag that begins reasoning is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`marks`: control tokens that the decoder has to show to the reader."""
+
+    reader: PartReader
+    marks: Mapping[int, str] = field(default_factory=dict)
+
+
+def reading_of(prompt: PromptSource, text: TextModel, ids: Sequence[int]) -> Reading:
+    """For a reply to `prompt`, whose ids end with `ids`. A prompt that is no chat is gone on with as plain text."""
+    if not isinstance(prompt, ChatPrompt):
+        return Reading(PlainReader())
+    replies = text.replies
+    seen = replies if prompt.tools else replies.without_tools()
+    reader = reply_reader(seen, prompt.tools or (), thinking=is_thinking(text, ids))
+    marks = {token: marker for marker, token in seen.token_ids.items() if marker in seen.markers}
+    return Reading(reader, marks)
+
+
+def held_to(prompt: PromptSource, text: TextModel, ids: Sequence[int], answer: Grammar | None) -> Grammar | None:
+    """What the reply must conform to, calls and reasoning included. `answer`: what its text must. Raises Invalid."""
+    if not isinstance(prompt, ChatPrompt):
+        return answer
+    thinking = is_thinking(text, ids)
+    try:
+        return reply_grammar(text.replies, prompt.tools or (), prompt.demand, answer, thinking=thinking)
+    except CannotHold as error:
+        raise Invalid(prompt.demand.field, f"This cannot be enforced: {error}.", code="unsupported_value") from error
+
+
+def is_thinking(text: TextModel, ids: Sequence[int]) -> bool:
+    """Whether a prompt ends with the beginning of reasoning, as some templates do it."""
+    tags = text.replies.reasoning
+    if tags is None:
+        return False
+    marks = {token: marker for marker, token in text.replies.token_ids.items()}
+    decoder = text.decoder((), marks)
+    last = decoder.push(ids[-_LAST_IDS:]) + decoder.finish(None)
+    return last.rstrip().endswith(tags.begins)
+
+
+def call_id(submit: Submit, number: int) -> str:
+    """The name of a reply's call: the same when the request is sent again (rule T2), and no other's."""
+    name = f"{submit.rid}\n{number}".encode() + submit.digest
+    return f"call_{hashlib.blake2b(name, digest_size=12).hexdigest()}"
