@@ -24,7 +24,7 @@ from tests.runner import tiny
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 PROMPT = list(range(40, 60))
-DEAD_S = 2.0
+DEAD_S = 4.0
 Within = Callable[[Awaitable[Any]], Any]
 
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def within() -> Iterator[Within]:
     """Runs something on the loop that the pool lives on."""
     loop = asyncio.new_event_loop()
-    yield lambda what: loop.run_until_complete(asyncio.wait_for(what, 60))
+    yield lambda what: loop.run_until_complete(asyncio.wait_for(what, 100))
     loop.close()
 
 
@@ -156,7 +156,7 @@ def test_a_rank_that_hangs_is_found_though_nothing_runs(rig: Rig, within: Within
     within(rig.turn(placed, "frozen r1"))
     frozen = row["ranks"][0]["pid"]
     os.kill(frozen, signal.SIGSTOP)
-    within(replaced(rig, row["id"], DEAD_S + 3))
+    within(replaced(rig, row["id"], DEAD_S + 4))
     within(gone(frozen))
     second = within(rig.turn(moved(rig, within, "frozen", row["id"]), "frozen r2"))
     assert (second.outcome, second.turn, second.prompt_tokens) == (Outcome.LENGTH, 2, 20 + 4 + 20)
