@@ -43,7 +43,7 @@ class Whole:
         }
 
     async def turn(self, session: str, words: str = "hello", **fields: Any) -> Call:
-        """A turn to its end, sent again as long as the queue is full; `sheds` of the answer says how often."""
+        """A turn to its end, sent again as long as the queue is full."""
         while True:
             call = await self.client.chat(words, session={"id": session, "create": False}, **fields).whole()
             if call.status != 429:
@@ -109,3 +109,6 @@ async def whole(
             yield Whole(made, ingress, Client(build_app(ingress)))
         finally:
             await ingress.close()
+            assert [worker.shell.loop_error for worker in made.runtime.workers.values()] == [None] * len(
+                made.runtime.workers
+            )
