@@ -170,7 +170,7 @@ class Door:
         elif session.lease is not None:
             self._at_busy(request, turn, session, now)
         else:
-            place = find_place(turn, session, None)
+            place = find_place(turn, session, None, self._core.settings.vocab_bytes)
             self._grant(request, turn, session, place, now)
 
     def _repeat(self, request: Request, session: Session, now: float) -> None:
@@ -189,7 +189,7 @@ class Door:
         running = self._core.requests.by_uid(session.lease.uid) if session.lease else None
         if running is None:
             raise AssertionError("a lease without its owner")
-        place = find_place(turn, session, running)
+        place = find_place(turn, session, running, self._core.settings.vocab_bytes)
         takes_over = turn.on_busy is OnBusy.SUPERSEDE or (isinstance(place, Place) and place.aborts)
         if takes_over and running.can_be_aborted:
             if not isinstance(self._restored(request, turn, session, place), Verdict):  # Else nothing changes (S7).
@@ -249,7 +249,7 @@ class Door:
         """(place, keep, input ids, prompt) of a turn, or why it cannot run, be the lease free or not."""
         if isinstance(place, Verdict):
             return place
-        if turn.create and len(session.history):
+        if turn.create and len(session.history) and not turn.whole:
             text = (
                 f"session {session.session_id!r} has {len(session.history)} turns already; "
                 "leave out `create` to go on with it, or close it first"

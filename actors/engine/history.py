@@ -52,6 +52,10 @@ class History:
     def turn(self, rid: str) -> TurnRecord:
         return self._turns[rid]
 
+    def named_like(self, beginning: str) -> list[TurnRecord]:
+        """Turns whose name begins with this, in order of commit."""
+        return [turn for rid, turn in self._turns.items() if rid.startswith(beginning)]
+
     def context(self, rid: str | None) -> list[int]:
         """ctx(turn): prompt and output, raw ids, stop token included. Empty for None. A fresh list."""
         if rid is None:

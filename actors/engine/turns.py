@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from actors.engine.matching import followed
 from actors.engine.request import Request, Verdict
 from actors.engine.sessions import Session
 from actors.messages import Outcome, Reason, SessionMode, Submit, TokenIds, TurnOf
@@ -57,9 +58,14 @@ class Place:
     aborts: bool = False
 
 
-def find_place(turn: TurnOf, session: Session, running: Request | None) -> Place | Verdict:
-    """Resolve parent, `replace`, `drop_previous_output` and `offset`, or say why that cannot be."""
+def find_place(
+    turn: TurnOf, session: Session, running: Request | None, vocab_bytes: Sequence[bytes] = ()
+) -> Place | Verdict:
+    """Resolve parent, `replace`, `drop_previous_output` and `offset`, or say why that cannot be. `vocab_bytes`: what
+    tokens stand for, to meet a whole conversation with the history."""
     history = session.history
+    if turn.whole:
+        return _meet(turn, session, vocab_bytes)
     if session.mode is SessionMode.STREAMING:
         wrong = _refused_by_streaming(turn)
         if wrong:
@@ -79,6 +85,16 @@ def find_place(turn: TurnOf, session: Session, running: Request | None) -> Place
         del base[whole - len(history.turn(parent).output_ids) :]
     dropped = history.descendants(parent) if turn.replace else ()
     return Place(_cut(base, turn.offset), parent, whole, dropped, aborts=_hits_running(running, parent, dropped, turn))
+
+
+def _meet(turn: TurnOf, session: Session, vocab_bytes: Sequence[bytes]) -> Place | Verdict:
+    """Where a whole conversation goes on."""
+    history, parent = session.history, followed(turn, session.history, vocab_bytes)
+    if session.mode is SessionMode.STREAMING and parent != history.head:
+        text = "these messages do not go on from the session's history, and a streaming session has no branches"
+        return Verdict.abort(Reason.INVALID, text, param="messages")
+    base = history.context(parent)
+    return Place(base, parent, len(base))
 
 
 def assemble(place: Place, submit: Submit, bos_id: int | None) -> tuple[int, TokenIds]:

@@ -70,6 +70,8 @@ class TurnOf:
     `parent`: rid of the turn to continue from (tree mode). With `from_head` the last committed turn is the parent
     and `parent` is ignored; neither means a new root.
     `create`: the session was opened by this very turn, or may be open without any committed turn (rule S14).
+    `whole`: `Submit.root_ids` are a whole conversation, and `input_ids` what of it comes after its last reply. It goes
+    on from the turn that is named after `stem` and whose reply reads `reply`; where there is none, it is a new root.
     """
 
     session_id: str
@@ -82,6 +84,9 @@ class TurnOf:
     offset: int | None = None
     on_busy: OnBusy = OnBusy.REJECT
     create: bool = False
+    whole: bool = False
+    stem: str = ""
+    reply: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

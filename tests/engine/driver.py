@@ -234,7 +234,18 @@ class Driver:
         """Submit a turn of session `s` (or `session_id`)."""
         session_id = fields.pop("session_id", "s")
         record = self.store[("t", session_id)].record
-        names = ("from_head", "parent", "replace", "drop_previous_output", "offset", "on_busy", "create")
+        names = (
+            "from_head",
+            "parent",
+            "replace",
+            "drop_previous_output",
+            "offset",
+            "on_busy",
+            "create",
+            "whole",
+            "stem",
+            "reply",
+        )
         turn = {name: fields.pop(name) for name in names if name in fields}
         if "parent" in turn:
             turn.setdefault("from_head", False)

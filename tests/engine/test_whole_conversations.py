@@ -1,0 +1,142 @@
+"""Clients that always send everything: what the session has is gone on with, what differs is a branch (S1, S3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.messages import Outcome, Reason, SamplingParams, SessionMode
+from actors.runner.script import ScriptRunner
+from tests.engine.driver import Driver, Told, expected
+
+HELLO, MORE = list(b"hello."), list(b"and more.")
+VOCAB = [bytes([i]) for i in range(256)] + [b""]
+EOS = 256
+
+
+@pytest.fixture(params=[SessionMode.TREE, SessionMode.STREAMING], ids=["tree", "streaming"])
+def driver(request: pytest.FixtureRequest) -> Driver:
+    found = Driver()
+    found.open(mode=request.param)
+    return found
+
+
+def tree() -> Driver:
+    found = Driver()
+    found.open(mode=SessionMode.TREE)
+    return found
+
+
+def turn(
+    driver: Driver, rid: str, new: list[int], root: list[int], *, stem: str = "", reply: str = "", **fields: Any
+) -> Told:
+    """A turn that brings a whole conversation. `new`: what comes after its last reply."""
+    told = driver.turn(
+        rid, new, 8, from_head=False, root_ids=tuple(root), whole=True, stem=stem, reply=reply, rid=rid, **fields
+    )
+    driver.run()
+    return told
+
+
+def text(ids: list[int]) -> str:
+    return bytes(ids).decode()
+
+
+def test_it_goes_on_from_the_reply_that_it_contains(driver: Driver) -> None:
+    """S1, K1: by the tokens that were generated, whatever the client's text of them would be as tokens."""
+    first = turn(driver, "a~1", HELLO, HELLO)
+    assert first.ids == expected(HELLO, 8)
+    other_tokens = [*HELLO, 1, 2, 3, *MORE]
+    second = turn(driver, "b~1", MORE, other_tokens, stem="a", reply=text(first.ids))
+    history = [*HELLO, *first.ids]
+    assert second.ids == expected([*history, *MORE], 8)
+    assert second.end.prompt_tokens == len(history) + len(MORE)
+    assert second.end.cached_tokens >= len(history) - 1
+    third = turn(driver, "c~1", MORE, [*other_tokens, 9, *MORE], stem="b", reply=f"  {text(second.ids)}\n")
+    assert third.ids == expected([*history, *MORE, *second.ids, *MORE], 8)
+    assert driver.info().turns == 3
+
+
+@pytest.mark.parametrize(("stem", "reply"), [("a", "edited"), ("other", None), ("", "")])
+def test_what_differs_is_a_branch_of_its_own(stem: str, reply: str | None) -> None:
+    """S3, T6: an edited message, an edited reply, or a new beginning: what the client sent is the whole context."""
+    driver = tree()
+    first = turn(driver, "a~1", HELLO, HELLO)
+    root = [*HELLO, 7, 7, *MORE]
+    second = turn(driver, "b~1", MORE, root, stem=stem, reply=text(first.ids) if reply is None else reply)
+    assert second.ids == expected(root, 8)
+    assert driver.info().turns == 2
+    again = turn(driver, "c~1", MORE, [1], stem="a", reply=text(first.ids))
+    assert again.ids == expected([*HELLO, *first.ids, *MORE], 8), "the first branch is still there"
+
+
+def test_a_streaming_session_refuses_what_differs() -> None:
+    """S3, S7: it has no branches, and nothing has changed."""
+    driver = Driver()
+    driver.open()
+    first = turn(driver, "a~1", HELLO, HELLO)
+    refused = turn(driver, "b~1", MORE, [*HELLO, 7, *MORE], stem="a", reply="edited")
+    assert (refused.end.reason, refused.end.param) == (Reason.INVALID, "messages")
+    second = turn(driver, "c~1", MORE, [1], stem="a", reply=text(first.ids))
+    assert second.end.outcome is Outcome.LENGTH
+
+
+def test_of_two_replies_to_the_same_messages_the_right_one_is_gone_on_with() -> None:
+    """Asked again without a name of its own, the same conversation is another turn beside the first."""
+    driver = tree()
+    sampled = SamplingParams(max_tokens=8, temperature=1, seed=1)
+    first = driver.turn("a~1", HELLO, from_head=False, root_ids=tuple(HELLO), whole=True, rid="a~1", sampling=sampled)
+    driver.run()
+    second = turn(driver, "a~2", HELLO, HELLO)
+    assert first.ids != second.ids
+    for reply in (first, second):
+        on = turn(driver, f"b~{text(reply.ids)}", MORE, [1], stem="a", reply=text(reply.ids))
+        assert on.ids == expected([*HELLO, *reply.ids, *MORE], 8)
+
+
+def test_a_turn_that_is_named_after_a_longer_stem_is_another(driver: Driver) -> None:
+    """A2's care for `job-1` and `job-10`: a stem ends where it ends."""
+    first = turn(driver, "ab~1", HELLO, HELLO)
+    if driver.engine.core.sessions.find("t", "s").mode is SessionMode.TREE:
+        other = turn(driver, "c~1", MORE, [5, *MORE], stem="a", reply=text(first.ids))
+        assert other.ids == expected([5, *MORE], 8)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown", "goes_on"),
+    [
+        ("<think>hm</think>\n\nFour", "Four", True),
+        ("<think>hm</think>Four", "Four", True),
+        ("Sure: Four", "Four", False),
+        ("Four", "", False),
+        ("", "", True),
+    ],
+)
+def test_reasoning_is_not_part_of_what_clients_send_back(said: str, shown: str, goes_on: bool) -> None:
+    """But a reply whose beginning was cut off is an edited one."""
+    driver = Driver(ScriptRunner([*said.encode()], vocab_bytes=VOCAB, eos_id=EOS, page_size=4))
+    driver.open(mode=SessionMode.TREE)
+    driver.turn("a~1", HELLO, 40, from_head=False, root_ids=tuple(HELLO), whole=True, rid="a~1")
+    driver.run()
+    second = turn(driver, "b~1", MORE, [3, *MORE], stem="a", reply=shown)
+    length = len(HELLO) + len(said.encode()) + 1 + len(MORE) if goes_on else 1 + len(MORE)
+    assert second.end.prompt_tokens == length
+
+
+def test_a_stop_string_is_not_part_of_the_reply() -> None:
+    """S4: the history has its tokens all the same."""
+    driver = Driver(ScriptRunner([*b"one two END and"], vocab_bytes=VOCAB, eos_id=EOS, page_size=4))
+    driver.open(mode=SessionMode.TREE)
+    stopping = SamplingParams(max_tokens=40, stop=("END",))
+    driver.turn("a~1", HELLO, from_head=False, root_ids=tuple(HELLO), whole=True, rid="a~1", sampling=stopping)
+    driver.run()
+    second = turn(driver, "b~1", MORE, [3, *MORE], stem="a", reply="one two")
+    assert second.end.prompt_tokens == len(HELLO) + len(b"one two END") + len(MORE)
+
+
+def test_opening_and_going_on_are_one_request_for_who_sends_everything(driver: Driver) -> None:
+    """S14: there is no history that such a turn could miss (T6)."""
+    first = turn(driver, "a~1", HELLO, HELLO, create=True)
+    second = turn(driver, "b~1", MORE, [1], stem="a", reply=text(first.ids), create=True)
+    assert second.ids == expected([*HELLO, *first.ids, *MORE], 8)
