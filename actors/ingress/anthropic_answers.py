@@ -12,7 +12,7 @@ from actors.ingress.cut_json import read_as_far_as_it_goes
 from actors.ingress.error_shapes import anthropic_error
 from actors.ingress.errors import ApiError
 from actors.ingress.openai_answers import event
-from actors.ingress.parts import CallArguments, CallBegins, Part, PartReader, ReasoningPart, TextPart
+from actors.ingress.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 from actors.messages import Finished, Outcome
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -24,15 +24,11 @@ class MessageVoice:
     Of a stream, `message_start` says what is known of the usage by then; `message_delta`, at the end, all of it.
     """
 
-    def __init__(self, rid: str, model: str, reader: PartReader | None = None) -> None:
+    def __init__(self, rid: str, model: str) -> None:
         self._rid = rid
         self._model = model
-        self._reader = reader
         self._blocks = 0
         self._open: type[Part] | None = None
-
-    def reader(self) -> PartReader | None:
-        return self._reader
 
     def opens(self, choice: Choice) -> bytes:
         prompt_tokens = len(choice.running.call.submit.input_ids)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from actors.ingress.anthropic_messages import read_conversation
+from actors.ingress.anthropic_tools import read_tools
 from actors.ingress.errors import Invalid
 from actors.ingress.generation import GenerationRequest, check_model, read_generation, read_session_use
 from actors.ingress.prompts import ChatPrompt
@@ -29,6 +30,8 @@ _NOT_HERE = (
 )
 """Fields of the OpenAI API: unknown here, so they are not looked at (rule I1)."""
 _SERVER_SIDE = ("container", "mcp_servers")
+_THINKING = ("enable_thinking", "thinking")
+"""What templates call the variable that switches it."""
 _FORMAT = "output_config.format"
 
 
@@ -54,6 +57,8 @@ def read_message(
         id_prefix="msg_",
         session=read_session_use(fields, config),
     )
+    if prompt.demand.enforced:
+        request = replace(request, grammar_field=prompt.demand.field)
     if grammar is None:
         return request
     if request.grammar is not None:
@@ -68,7 +73,8 @@ def read_prompt(fields: Fields, text: TextModel) -> ChatPrompt:
         if fields.raw(name):
             raise Invalid(name, f"`{name}` is not supported.", code="unsupported_value")
     messages = read_conversation(fields.raw("system"), fields.raw("messages"))
-    return ChatPrompt(messages, extra=_thinking(fields))
+    tools, demand = read_tools(fields, text.replies)
+    return ChatPrompt(messages, tools, _thinking(fields), demand=demand)
 
 
 def _thinking(fields: Fields) -> dict[str, Any]:
@@ -82,7 +88,7 @@ def _thinking(fields: Fields) -> dict[str, Any]:
         at = thinking.at("type")
         raise Invalid(at, f"`{at}` must be one of 'enabled', 'adaptive', 'disabled'.", code="unsupported_value")
     thinking.integer("budget_tokens", least=1)
-    return {"enable_thinking": kind != "disabled"}
+    return dict.fromkeys(_THINKING, kind != "disabled")
 
 
 def _output_format(fields: Fields) -> Grammar | None:

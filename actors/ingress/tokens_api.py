@@ -11,7 +11,10 @@ from actors.ingress.errors import Invalid
 from actors.ingress.generation import check_model
 from actors.ingress.plain_routes import JsonAnswer, body_fields
 from actors.ingress.prompts import ChatPrompt, PromptSource, TextPrompt
-from actors.ingress.validate import Fields, check_integer, wrong_type
+from actors.ingress.template_variables import read_variables
+from actors.ingress.text import TextModel
+from actors.ingress.tools import read_tools
+from actors.ingress.validate import Fields, check_integer
 
 
 async def tokenize(ingress: Ingress, request: Request) -> Response:
@@ -19,7 +22,7 @@ async def tokenize(ingress: Ingress, request: Request) -> Response:
     fields = await body_fields(ingress, request)
     text = ingress.text
     check_model(fields, text.name)
-    source = _source(fields)
+    source = _source(fields, text)
     wants_texts = fields.flag("return_token_strs")
     with_special = fields.flag("add_special_tokens", True)
     (prompt,) = await ingress.render([source])
@@ -49,7 +52,7 @@ async def detokenize(ingress: Ingress, request: Request) -> Response:
     return JsonAnswer({"prompt": _shown(b"".join(map(text.token_bytes, ids)))})
 
 
-def _source(fields: Fields) -> PromptSource:
+def _source(fields: Fields, text: TextModel) -> PromptSource:
     """Raises Invalid naming the field."""
     plain = fields.text("prompt")
     if plain is not None:
@@ -64,11 +67,8 @@ def _source(fields: Fields) -> PromptSource:
         raise _unsupported("continue_final_message", "must be false: replies begin anew")
     if fields.raw("chat_template") is not None:
         raise _unsupported("chat_template", "is not taken: the model's own is used")
-    variables = fields.raw("chat_template_kwargs")
-    if variables is not None and not isinstance(variables, dict):
-        raise wrong_type("chat_template_kwargs", "an object", variables)
-    tools = fields.items("tools", most=1024)
-    return ChatPrompt(read_messages(fields.raw("messages")), tools=tools, extra=variables or {})
+    tools, _ = read_tools(fields, text.replies)
+    return ChatPrompt(read_messages(fields.raw("messages")), tools, read_variables(fields))
 
 
 def _unsupported(name: str, why: str) -> Invalid:

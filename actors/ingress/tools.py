@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -25,26 +26,33 @@ def read_tools(fields: Fields, replies: ReplyFormat) -> tuple[list[dict[str, Any
     """`tools`, `tool_choice` and `parallel_tool_calls` of a chat → (tools as templates take them, what is demanded).
     None: the reply is to call none. Raises Invalid naming the field."""
     given = [_tool(item, f"tools[{number}]") for number, item in enumerate(fields.items("tools", most=MAX_TOOLS) or ())]
-    for number, item in enumerate(given):
-        if item["function"]["name"] in [one["function"]["name"] for one in given[:number]]:
-            at = f"tools[{number}].function.name"
-            raise Invalid(at, f"`{at}` is the name of an earlier tool, too.")
+    check_names(given, "function.name")
     parallel = fields.flag("parallel_tool_calls", True)
     choice, named = _choice(fields, [item["function"]["name"] for item in given])
     if not given or choice == "none":
         return None, ANY
+    demand = Demand(required=choice == "required", named=named, parallel=parallel, field="parallel_tool_calls")
+    return given, demand_of(given, demand, replies)
+
+
+def check_names(tools: Sequence[Mapping[str, Any]], field: str) -> None:
+    """`field`: where in a tool its name stands. Raises Invalid where two have the same."""
+    known: set[str] = set()
+    for number, tool in enumerate(tools):
+        if tool["function"]["name"] in known:
+            at = f"tools[{number}].{field}"
+            raise Invalid(at, f"`{at}` is the name of an earlier tool, too.")
+        known.add(tool["function"]["name"])
+
+
+def demand_of(tools: Sequence[dict[str, Any]], choice: Demand, replies: ReplyFormat) -> Demand:
+    """What is demanded where these tools may be called: the choice, and what they are `strict` about, which is taken
+    out of them. `choice.field`: the one that allows a single call only. Raises Invalid naming the field."""
     _check_support(replies)
-    if len(orjson.dumps(given)) > MAX_TOOLS_BYTES:
+    if len(orjson.dumps(tools)) > MAX_TOOLS_BYTES:
         raise Invalid("tools", f"`tools` are longer than {MAX_TOOLS_BYTES} bytes.", code="string_above_max_length")
-    strict = frozenset(item["function"]["name"] for item in given if item["function"].pop("strict", False))
-    demand = Demand(
-        required=choice == "required",
-        named=named,
-        parallel=parallel,
-        strict=strict,
-        field="tool_choice" if choice == "required" or named else "tools" if strict else "parallel_tool_calls",
-    )
-    return given, demand
+    strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].pop("strict", False))
+    return replace(choice, strict=strict, field="tool_choice" if choice.forces else "tools" if strict else choice.field)
 
 
 def read_function(fields: Fields, parameters: str = "parameters") -> dict[str, Any]:

@@ -91,6 +91,24 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("thinking.type", {"thinking": {}}),
     ("thinking.type", {"thinking": {"type": "deeply"}}),
     ("thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": "all"}}),
+    ("tools", {"tools": "x"}),
+    ("tools[0]", {"tools": ["x"]}),
+    ("tools[0].name", {"tools": [{"input_schema": {}}]}),
+    ("tools[0].name", {"tools": [{"name": "get weather", "input_schema": {}}]}),
+    ("tools[0].input_schema", {"tools": [{"name": "a"}]}),
+    ("tools[0].input_schema", {"tools": [{"name": "a", "input_schema": []}]}),
+    ("tools[0].input_schema.type", {"tools": [{"name": "a", "input_schema": {"type": "array"}}]}),
+    ("tools[0].description", {"tools": [{"name": "a", "input_schema": {}, "description": 5}]}),
+    ("tools[0].strict", {"tools": [{"name": "a", "input_schema": {}, "strict": "very"}]}),
+    ("tools[0].type", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+    ("tools[0].type", {"tools": [{"type": 5, "name": "a"}]}),
+    ("tools[1].name", {"tools": [{"name": "a", "input_schema": {}}] * 2}),
+    ("tool_choice", {"tool_choice": "auto"}),
+    ("tool_choice.type", {"tool_choice": {}}),
+    ("tool_choice.type", {"tool_choice": {"type": "required"}}),
+    ("tool_choice.type", {"tool_choice": {"type": "any"}}),
+    ("tool_choice.name", {"tool_choice": {"type": "tool", "name": "b"}, "tools": [{"name": "a", "input_schema": {}}]}),
+    ("tool_choice.disable_parallel_tool_use", {"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}),
     ("output_config", {"output_config": []}),
     ("output_config.format", {"output_config": {"format": "json"}}),
     ("output_config.format.type", {"output_config": {"format": {"type": "xml"}}}),
@@ -190,7 +208,7 @@ def test_a_tools_result_is_a_message_of_its_own() -> None:
 def test_thinking_is_for_the_template_to_know(kind: str, thinks: bool) -> None:
     (prompt,) = read(thinking={"type": kind, "budget_tokens": 2000}).prompts
     assert isinstance(prompt, ChatPrompt)
-    assert prompt.extra == {"enable_thinking": thinks}
+    assert prompt.extra == {"enable_thinking": thinks, "thinking": thinks}
 
 
 def test_an_output_format_is_a_grammar() -> None:
