@@ -39,6 +39,13 @@ class OnDuplicate(str, Enum):
     JOIN = "join"
 
 
+class SessionMessages(str, Enum):
+    """What the messages of a turn are: those that are new, or the whole conversation."""
+
+    NEW = "new"
+    ALL = "all"
+
+
 class OnWorkerLost(str, Enum):
     """What becomes of a request whose worker dies after the first token (rule T4)."""
 
@@ -48,12 +55,14 @@ class OnWorkerLost(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How replies to a prompt are made and told. `own_seed`: the caller named none."""
+    """How replies to a prompt are made and told. `own_seed`: the caller named none. `renamed`: where the caller wrote
+    these, by the names that workers complain about."""
 
     sampling: SamplingParams
     own_seed: bool
     grammar: Grammar | None
     decoding: Decoding = USUAL
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +187,8 @@ def _check_choices(request: GenerationRequest) -> None:
         raise Invalid("n", message, code="integer_above_max_value")
 
 
-def read_session_use(fields: Fields, config: RemoraConfig) -> SessionUse | None:
-    """Body `session`: identity, asked for explicitly (rule P5)."""
+def read_session_use(fields: Fields, config: RemoraConfig, *, chat: bool = False) -> SessionUse | None:
+    """Body `session`: identity, asked for explicitly (rule P5). `chat`: there are messages, and they may be all."""
     session = fields.child("session")
     if session is None:
         return None
@@ -189,7 +198,11 @@ def read_session_use(fields: Fields, config: RemoraConfig) -> SessionUse | None:
     check_own_session(session_id, "session.id")
     mode = session.raw("mode")
     parent = session.identifier("parent")
+    whole = session.choice("messages", SessionMessages, SessionMessages.NEW) is SessionMessages.ALL
+    if whole:
+        _check_whole(session, chat=chat)
     return SessionUse(
+        whole=whole,
         session_id=session_id,
         mode=None if mode is None else check_choice(mode, "session.mode", SessionMode),
         from_head=not session.has("parent"),
@@ -202,6 +215,16 @@ def read_session_use(fields: Fields, config: RemoraConfig) -> SessionUse | None:
         idle_timeout_s=read_idle_timeout(session, config),
         capacity_tokens=read_capacity(session),
     )
+
+
+def _check_whole(session: Fields, *, chat: bool) -> None:
+    """Where a whole conversation goes on is found out, not told."""
+    if not chat:
+        raise Invalid("session.messages", "`session.messages` belongs to /v1/chat/completions.")
+    for name in ("parent", "replace", "drop_previous_output", "offset"):
+        if session.raw(name):
+            at = session.at(name)
+            raise Invalid(at, f"`{at}` cannot be combined with `session.messages`: 'all'.")
 
 
 def read_idle_timeout(fields: Fields, config: RemoraConfig) -> float | None:

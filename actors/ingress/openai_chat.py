@@ -15,6 +15,7 @@ from actors.ingress.template_variables import read_variables
 from actors.ingress.text import TextModel
 from actors.ingress.tools import read_tools
 from actors.ingress.validate import Fields
+from actors.ingress.whole import as_whole
 from configs.schema import RemoraConfig
 
 
@@ -34,11 +35,11 @@ def read_chat(
         text=text,
         config=config,
         id_prefix="chatcmpl-",
-        session=read_session_use(fields, config),
+        session=read_session_use(fields, config, chat=True),
     )
     if demand.enforced:
         request = replace(request, grammar_field=demand.field)
-    return with_chat_logprobs(request, fields)
+    return with_chat_logprobs(as_whole(request, prompt), fields)
 
 
 def _refuse_unsupported(fields: Fields) -> None:

@@ -51,6 +51,9 @@ class SessionUse:
     create: bool = False
     idle_timeout_s: float | None = None
     capacity_tokens: int | None = None
+    whole: bool = False
+    stem: str = ""
+    reply: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,4 +299,7 @@ def _turn_of(found: Placement, call: Call) -> TurnOf:
         offset=use.offset,
         on_busy=use.on_busy,
         create=use.create or bool(call.turn_refused),
+        whole=use.whole,
+        stem="" if call.turn_refused else use.stem,
+        reply=use.reply,
     )
