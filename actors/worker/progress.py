@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 
@@ -18,11 +19,13 @@ class Progress:
         self._turns = 0
         self._slowest_s = 0.0
         self._steps_returned = 0
+        self._thread = 0
 
     def begin(self) -> None:
         """There is mail, or work: a turn begins."""
         self._turns += 1
         self._began_at = self._clock()
+        self._thread = self._thread or threading.get_native_id()
 
     def end(self) -> None:
         began_at, self._began_at = self._began_at, None
@@ -35,11 +38,13 @@ class Progress:
 
     def row(self) -> dict[str, float]:
         """`turn`: number of the turn that is going on; 0 between turns, when the loop waits for mail. `turn_s`: for how
-        long it has. `slowest_turn_s`: the longest that has ended. `steps_returned`: 0 while the first is awaited."""
+        long it has. `slowest_turn_s`: the longest that has ended. `steps_returned`: 0 while the first is awaited.
+        `thread`: the loop's, as the system counts (`top -H`, a debugger); 0 before the first turn."""
         began_at = self._began_at
         return {
             "turn": 0 if began_at is None else self._turns,
             "turn_s": 0.0 if began_at is None else round(self._clock() - began_at, 3),
             "slowest_turn_s": round(self._slowest_s, 3),
             "steps_returned": self._steps_returned,
+            "thread": self._thread,
         }

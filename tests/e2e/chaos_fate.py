@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.e2e.chaos_ledger import Ledger
 from tests.e2e.chaos_rig import Rig, send
+from tests.e2e.hold_thread import Held, Refused
 from tests.e2e.raw_http import RawClient
 
 LOOK_S = 3.0
@@ -21,6 +22,7 @@ KINDS: dict[str, float] = {
     "worker killed": 5,
     "worker frozen, short": 3,
     "worker frozen, long": 2,
+    "worker stuck": 2,
     "ingress killed": 3,
     "proxy killed": 1,
     "pool killed": 2,
@@ -28,8 +30,17 @@ KINDS: dict[str, float] = {
     "controller killed": 1,
     "scaled": 4,
     "node killed": 1.5,
+    "ingress frozen": 1,
+    "pool frozen": 1,
+    "cut off, short": 1.5,
+    "cut off, long": 1.5,
+    "cut off, given up": 1,
 }
 """How often each comes, relative to the others."""
+FREEZES_S = {"ingress": (0.3, 6.0), "pool": (0.3, 6.0)}
+CUTS_S = {"short": (0.2, 0.7), "long": (1.3, 2.0), "given up": (3.5, 5.0)}
+"""For how long the far side is cut off, as shares of what counts as dead: shorter; longer, but not for Ray; and for so
+long that Ray gives up the node, too."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +53,10 @@ class Blow:
     length: float
 
 
-def blows(rng: random.Random, seconds: float, pause_s: float, nodes: bool) -> list[Blow]:
+def blows(rng: random.Random, seconds: float, pause_s: float, nodes: bool, parted: bool = False) -> list[Blow]:
     """One of each kind at first, in some order, then as they come; `pause_s` between two, on average."""
-    kinds = {kind: weight for kind, weight in KINDS.items() if nodes or kind != "node killed"}
+    out = ({"node killed"} if not nodes else set()) | ({kind for kind in KINDS if "cut off" in kind and not parted})
+    kinds = {kind: weight for kind, weight in KINDS.items() if kind not in out}
     order = list(kinds)
     rng.shuffle(order)
     found: list[Blow] = []
@@ -68,11 +80,19 @@ class Fate:
         self._most = most
         self._ids: dict[int, str] = {}
         """Workers by their process."""
+        self._loops: dict[int, int] = {}
+        """Their loops' threads, likewise."""
+        self._held: list[Held] = []
+        self._healed_at = 0.0
         self._later: set[asyncio.Task[None]] = set()
         self._strike: dict[str, Callable[[Blow], Awaitable[bool]]] = {
             "worker killed": self._kill_worker,
             "worker frozen, short": self._freeze,
             "worker frozen, long": self._freeze,
+            "worker stuck": self._hold,
+            "ingress frozen": self._freeze_process,
+            "pool frozen": self._freeze_process,
+            **{f"cut off, {length}": self._cut_off for length in CUTS_S},
             "scaled": self._scale,
             "node killed": self._kill_node,
         }
@@ -91,6 +111,8 @@ class Fate:
             if not await self._strike.get(blow.kind, self._kill_process)(blow):
                 self.ledger.skipped[blow.kind] += 1
         await asyncio.gather(*self._later)
+        for held in self._held:
+            held.release()
         self.rig.thaw()
 
     async def settle(self, count: int, within_s: float) -> bool:
@@ -125,9 +147,43 @@ class Fate:
         if pid is None or not send(pid, signal.SIGSTOP):
             return False
         shares = (0.1, 0.7) if blow.kind.endswith("short") else (1.3, 2.0)
-        length_s = self._dead_s * (shares[0] + blow.length * (shares[1] - shares[0]))
+        length_s = self._dead_s * _between(shares, blow.length)
         self.ledger.struck(blow.kind, self.ledger.owned_by(self._ids.get(pid, "")))
         self._after(length_s, lambda: send(pid, signal.SIGCONT))
+        return True
+
+    async def _hold(self, blow: Blow) -> bool:
+        """Its loop stands still from now on, in the middle of a step, while it answers the pool."""
+        pid = await self._worker(blow)
+        thread = self._loops.get(pid or 0, 0)
+        try:
+            self._held.append(await asyncio.to_thread(Held, thread))
+        except Refused as why:
+            self.ledger.say(f"could not be held: {why}")
+            return False
+        self.ledger.struck(blow.kind, self.ledger.owned_by(self._ids.get(pid or 0, "")))
+        return True
+
+    async def _freeze_process(self, blow: Blow) -> bool:
+        """For a while; every client may notice."""
+        what = blow.kind.split()[0]
+        pids = self.rig.pids(what)
+        if not pids or not send(pid := _picked(pids, blow), signal.SIGSTOP):
+            return False
+        self.ledger.struck(blow.kind, set(self._clients))
+        self._after(_between(FREEZES_S[what], blow.length), lambda: send(pid, signal.SIGCONT))
+        return True
+
+    async def _cut_off(self, blow: Blow) -> bool:
+        """The far side, with all who are there. One cut at a time."""
+        if time.monotonic() < self._healed_at:
+            return False
+        length_s = self._dead_s * _between(CUTS_S[blow.kind.removeprefix("cut off, ")], blow.length)
+        far = {self._ids.get(pid, "") for pid in self.rig.pids("worker") if self.rig.is_far(pid)}
+        self.rig.networks.cut()
+        self._healed_at = time.monotonic() + length_s
+        self.ledger.struck(blow.kind, set().union(*(self.ledger.owned_by(worker) for worker in far)))
+        self._after(length_s, self.rig.networks.heal)
         return True
 
     async def _scale(self, blow: Blow) -> bool:
@@ -179,6 +235,7 @@ class Fate:
             self.ledger.errors[f"stats: {type(error).__name__}"] += 1
             return []
         self._ids |= {row["pid"]: row["id"] for row in rows if "pid" in row}
+        self._loops |= {row["pid"]: row["loop"]["thread"] for row in rows if "loop" in row}
         return rows
 
     async def _scaled(self, count: int) -> bool:
@@ -199,3 +256,7 @@ class Fate:
 
 def _picked(pids: list[int], blow: Blow) -> int:
     return pids[int(blow.pick * len(pids))]
+
+
+def _between(bounds: tuple[float, float], share: float) -> float:
+    return bounds[0] + share * (bounds[1] - bounds[0])

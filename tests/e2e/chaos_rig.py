@@ -78,7 +78,8 @@ class Rig:
         return self._far_node
 
     def is_far(self, pid: int) -> bool:
-        return self.is_parted and not self.networks.is_near(pid)
+        """False also when it has ended."""
+        return self.is_parted and self.networks.is_far(pid)
 
     def pids(self, what: str) -> list[int]:
         """Living processes of a kind (see `TITLES`), oldest first."""
@@ -108,8 +109,9 @@ class Rig:
 
     def thaw(self) -> None:
         """Nobody is left frozen."""
-        for pid in self.pids("worker"):
-            send(pid, signal.SIGCONT)
+        for what in ("worker", "ingress", "pool"):
+            for pid in self.pids(what):
+                send(pid, signal.SIGCONT)
 
 
 def _title(pid: int) -> str:

@@ -49,7 +49,7 @@ def _tried(prefix: tuple[str, ...]) -> str:
 
 def why_not() -> str:
     """Why partitions cannot be had here; empty if they can."""
-    return "" if _inside() else _permitted()[1]
+    return "" if is_inside() else _permitted()[1]
 
 
 def run_alone(command: list[str], within_s: float) -> tuple[int, str]:
@@ -89,7 +89,7 @@ def _end_all(mark: str) -> None:
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-def _inside() -> bool:
+def is_inside() -> bool:
     """Whether this process is in a namespace that was made here."""
     return _MADE_BY in os.environ
 
@@ -104,9 +104,11 @@ class TwoNetworks:
         """The command, on the far side."""
         return ["nsenter", f"--net=/proc/{self._holder}/ns/net", *command]
 
-    def is_near(self, pid: int) -> bool:
-        """Whether a process is in this process's network."""
-        return os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
+    def is_far(self, pid: int) -> bool:
+        """Whether there is such a process, and it is on the far side."""
+        with suppress(OSError):
+            return os.readlink(f"/proc/{pid}/ns/net") == os.readlink(f"/proc/{self._holder}/ns/net")
+        return False
 
     def cut(self) -> None:
         """From now on whatever one side sends to the other vanishes."""
