@@ -96,6 +96,8 @@ class ApiError(Exception):
         self.code = code or verdict.code
         self.partial = partial
         self.extra_headers = headers or {}
+        self.prompt = 0
+        """Number of the prompt whose reply it is about, where a request has several."""
 
     def body(self, request_id: str) -> dict[str, object]:
         error: dict[str, object] = {

@@ -188,7 +188,7 @@ def _as_asked(error: ApiError, request: GenerationRequest, call: Call) -> ApiErr
         error.param = request.max_tokens_field
     elif error.param == "grammar":
         error.param = request.grammar_field
-    elif error.param is None and error.reason is Reason.TOO_LARGE:
+    elif error.param == "messages" or (error.param is None and error.reason is Reason.TOO_LARGE):
         error.param = request.prompts[error.prompt].field
     if error.param is not None:
         error.param = request.renamed.get(error.param, error.param)

@@ -63,6 +63,9 @@ def read_generate(
     check_supported(fields)
     session, renamed = read_native_session(fields, config)
     prompts, batch = read_prompts(fields, text.vocab_size, may_be_empty=session is not None)
+    if session is not None and len(prompts) > 1:
+        path = prompts[0].field.partition("[")[0]
+        raise Invalid(path, "A turn of a session has one prompt.", code="unsupported_value")
     names = read_names(fields, len(prompts)) if batch else ()
     shared = {name: tree[name] for name in SHARED if name in tree and not (names and name == "rid")}
     if len(names) == 1:
@@ -121,9 +124,8 @@ def _own(read: Sequence[PromptSettings]) -> tuple[Settings, ...]:
 
 
 def _check_replies(first: PromptSettings, session: SessionUse | None, count: int) -> None:
-    if session is not None and (first.choices > 1 or count > 1):
-        path = first.path("n") if first.choices > 1 else "text"
-        raise Invalid(path, "A turn of a session has one prompt and one reply.", code="unsupported_value")
+    if session is not None and first.choices > 1:
+        raise Invalid(first.path("n"), "A turn of a session has one reply.", code="unsupported_value")
     if first.choices * count > MAX_CHOICES:
         message = f"This asks for {first.choices * count} replies; at most {MAX_CHOICES} are given at once."
         raise Invalid(first.path("n"), message, code="integer_above_max_value")

@@ -69,8 +69,9 @@ def read_settings(
         sampling = replace(sampling, max_tokens=DEFAULT_MAX_NEW_TOKENS)
     grammar, grammar_field = _read_grammar(fields)
     decoding = Decoding(controls=not fields.flag("skip_special_tokens", True), keeps_stop=fields.flag("no_stop_trim"))
+    renamed = {"max_tokens": fields.at(MAX_NEW_TOKENS), "grammar": grammar_field}
     return PromptSettings(
-        Settings(replace(sampling, logprobs=logprobs), named.raw("seed") is None, grammar, decoding),
+        Settings(replace(sampling, logprobs=logprobs), named.raw("seed") is None, grammar, decoding, renamed),
         fields.integer("n", least=1) or 1,
         grammar_field,
         fields.path,

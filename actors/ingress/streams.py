@@ -8,7 +8,7 @@ from starlette.types import Send
 
 from actors.ingress.channel import Batch
 from actors.ingress.choices import Choice, News
-from actors.ingress.errors import ApiError, from_finished, is_answer
+from actors.ingress.errors import ApiError
 from actors.ingress.http_io import send_start
 from actors.ingress.lifeline import Lifeline
 from actors.ingress.voice import Keeping, Voice
@@ -92,10 +92,9 @@ class AnswerStream:
         """What one choice's batch looks like. Notes the failure that it ends with, if it does."""
         parts, end = choice.read(batch), batch.end
         choice.running.on_backlog(self._life.backlog)
-        if end is not None and not is_answer(end):
-            self._failure = from_finished(end, choice.text, choice.running.delivered)
-            if not batch.ids and not choice.opened:
-                return b""
+        self._failure = choice.failure
+        if self._failure is not None and not batch.ids and not choice.opened:
+            return b""
         data = b"" if choice.opened else self._voice.opens(choice)
         choice.opened = True
         data += self._voice.says(choice, parts)
