@@ -62,6 +62,25 @@ SCOPED = {
         Way("/v1/messages", {"messages": CHAT, "max_tokens": 4, "session": {"id": "{name}"}}, generates=True),
         Way("/v1/messages", {"messages": CHAT, "max_tokens": 4, "stream": True, "session": NAMED}, generates=True),
     ],
+    # With ids of the other tenant's own responses: tests/ingress/responses/test_crossing.py.
+    "POST /v1/responses": [
+        Way("/v1/responses", {"input": "and then?", "previous_response_id": "{name}"}, generates=True),
+        Way("/v1/responses", {"input": "x", "stream": True, "previous_response_id": "{name}"}, generates=True),
+        Way("/v1/responses", {"input": "x", "background": True, "previous_response_id": "{name}"}, generates=True),
+    ],
+    "GET /v1/responses/{response_id}": [Way("/v1/responses/{name}"), Way("/v1/responses/{name}?stream=true")],
+    "DELETE /v1/responses/{response_id}": [Way("/v1/responses/{name}")],
+    "POST /v1/responses/{response_id}/cancel": [Way("/v1/responses/{name}/cancel")],
+    "GET /v1/responses/{response_id}/input_items": [Way("/v1/responses/{name}/input_items")],
+    "GET /v1/conversations/{conversation_id}": [Way("/v1/conversations/{name}")],
+    "POST /v1/conversations/{conversation_id}": [Way("/v1/conversations/{name}", {"metadata": {}})],
+    "DELETE /v1/conversations/{conversation_id}": [Way("/v1/conversations/{name}")],
+    "GET /v1/conversations/{conversation_id}/items": [Way("/v1/conversations/{name}/items")],
+    "POST /v1/conversations/{conversation_id}/items": [
+        Way("/v1/conversations/{name}/items", {"items": [{"role": "user", "content": "x"}]}),
+    ],
+    "GET /v1/conversations/{conversation_id}/items/{item_id}": [Way("/v1/conversations/{name}/items/msg_1")],
+    "DELETE /v1/conversations/{conversation_id}/items/{item_id}": [Way("/v1/conversations/{name}/items/msg_1")],
     "GET /v1/sessions/{session_id:path}": [Way("/v1/sessions/{name}")],
     "DELETE /v1/sessions/{session_id:path}": [
         Way("/v1/sessions/{name}"),
@@ -99,6 +118,7 @@ SCOPED = {
 }
 OWN = {
     "POST /v1/sessions": "names are the caller's own: see test_two_tenants_may_use_the_same_names",
+    "POST /v1/conversations": "names are made: see tests/ingress/responses/test_crossing.py",
     "POST /open_session": "the same: see test_native_sessions_are_the_tenants_own",
 }
 OPERATORS = {

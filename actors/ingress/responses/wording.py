@@ -35,7 +35,7 @@ def explained(error: ApiError, asked: Asked | None, *, places_instructions: bool
             ". Instructions other than those of the responses before stand behind these, as a system message: leave "
             "them out, or repeat the first."
         )
-    elif param.startswith("session"):
+    elif param.startswith("session") or error.reason is Reason.SESSION_BUSY:
         error.param = None if asked is None else "conversation" if asked.conversation else "previous_response_id"
     elif param in RENAMED:
         error.param = RENAMED[param]
