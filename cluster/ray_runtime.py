@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -21,6 +23,7 @@ from cluster import ray_placement
 from cluster.answers import DOWN, Answer
 from cluster.fleet import WORKER_PREFIX
 from cluster.ray_errors import cause_of
+from cluster.release import code_digest
 from cluster.runtime import PoolAsk, WorkerSilent
 from cluster.serve_pool import GoneWorker
 from cluster.store.limits import limits_of
@@ -30,6 +33,8 @@ from cluster.store.service import StoreService
 from cluster.store.urls import is_redis
 from configs import RemoraConfig, to_tree
 
+logger = logging.getLogger("remora.pool")
+
 NAME_PREFIX = "remora:"
 STORE_NAME = f"{NAME_PREFIX}store"
 HEAD_NODE = {"node:__internal_head__": 0.001}
@@ -37,6 +42,7 @@ HEAD_NODE = {"node:__internal_head__": 0.001}
 WORKER_CONCURRENCY = 1000
 STORE_CONCURRENCY = 16
 LOST_PAUSE_S = 0.2
+STORE_ANSWER_S = 10.0
 
 
 class RayStoreLink:
@@ -71,9 +77,39 @@ def open_remote_store(config: RemoraConfig) -> SessionStore:
             ray.kill(handle, no_restart=True)
             handle = _store_actor(config, opened_with)
             ray.get(handle.ready.remote(*opened_with), timeout=config.cluster.start_timeout_s)
+        elif _code_of(handle) != code_digest():
+            _restart_store(handle, opened_with, config.cluster.start_timeout_s)
     except (RayError, GetTimeoutError) as error:
         raise StoreError(cause_of(error)) from error
     return RemoteStore(RayStoreLink(handle, config.store.commit_timeout_s), config.store.commit_timeout_s)
+
+
+def _code_of(handle: Any) -> str:
+    return str(ray.get(handle.code.remote(), timeout=STORE_ANSWER_S))
+
+
+def _is_ready(handle: Any, opened_with: tuple[object, ...], timeout_s: float) -> bool:
+    """Whether it runs and has its file open; blocks while it opens it. Raises RayError for one that cannot."""
+    try:
+        ray.get(handle.ready.remote(*opened_with), timeout=timeout_s)
+    except ActorUnavailableError:
+        return False
+    return True
+
+
+def _restart_store(handle: Any, opened_with: tuple[object, ...], timeout_s: float) -> None:
+    """As the same actor in a new process, which reads the sources anew: workers that run keep their way to it, and what
+    they have to store waits. Raises RayError, GetTimeoutError."""
+    logger.info("the store's process runs on other code; it is restarted")
+    _shut_store(handle)
+    ray.kill(handle, no_restart=False)
+    give_up_at = time.monotonic() + timeout_s
+    while not _is_ready(handle, opened_with, timeout_s):
+        if time.monotonic() > give_up_at:
+            raise GetTimeoutError("the store's process does not come back")
+        time.sleep(LOST_PAUSE_S)
+    if _code_of(handle) != code_digest():
+        logger.warning("the store's process has other code than this one, also when started anew")
 
 
 def _store_actor(config: RemoraConfig, opened_with: tuple[object, ...]) -> Any:

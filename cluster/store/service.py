@@ -7,6 +7,7 @@ from typing import Any
 from actors import process
 from actors.records import StoreError
 from cluster.answers import EXPECTED, OK, Answer, refusal
+from cluster.release import code_digest
 from cluster.store.limits import StoreLimits
 from cluster.store.open import open_store
 
@@ -38,6 +39,7 @@ class StoreService:
 
     def __init__(self, url: str, vocabulary: str = "", limits: StoreLimits | None = None) -> None:
         self._opened_with = (url, vocabulary, limits)
+        self._code = code_digest()
         self._store = open_store(url, vocabulary, limits)
 
     def answer(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
@@ -54,6 +56,10 @@ class StoreService:
     def ready(self, url: str, vocabulary: str, limits: StoreLimits | None) -> bool:
         """Answers once the store is open: whether it was opened with this."""
         return self._opened_with == (url, vocabulary, limits)
+
+    def code(self) -> str:
+        """Of the sources that it runs on: it may have been started by an earlier version of this program."""
+        return self._code
 
     def shut(self) -> None:
         """Let go of the medium."""

@@ -9,7 +9,7 @@ import pytest
 from cluster.actions import Action, Adopt, Drain, Keep, Kill, Spawn
 from cluster.membership import Worker, WorkerState
 from cluster.reconcile import reconcile
-from cluster.release import Release, digest_of_sources, parsed
+from cluster.release import Release, digest_of_sources, parsed, weights_of
 from cluster.rollout import let_go
 from configs import ConfigError, RolloutConfig, load
 
@@ -239,3 +239,16 @@ def test_any_change_of_the_sources_is_another_code(tmp_path: Path) -> None:
 def test_settings_that_cannot_work_are_refused(settings: dict[str, object], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load(None, settings)
+
+
+def test_weights_that_changed_under_the_same_path_are_other_weights(tmp_path: Path) -> None:
+    """T6: and those that are not on this node are not known, nor fetched."""
+    config = load(None, {"model.id": str(tmp_path)})
+    (tmp_path / "config.json").write_text("{}")
+    seen = set()
+    for content in (b"one", b"two"):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        seen.add(weights_of(config))
+    assert len(seen) == 2
+    for nowhere in (str(tmp_path / "none.gguf"), "no-such-organisation/no-such-model"):
+        assert weights_of(load(None, {"model.id": nowhere, "model.cache_dir": str(tmp_path)})) == ""
