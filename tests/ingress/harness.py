@@ -10,6 +10,7 @@ from typing import Any
 
 from actors.ingress.app import build_app
 from actors.ingress.core import Ingress
+from actors.ingress.text import TextModel
 from actors.ingress.toy_text import toy_text
 from configs.schema import AuthConfig, IngressConfig, RemoraConfig, TenantLimits, TimeoutConfig
 from tests.ingress.asgi import Client
@@ -46,6 +47,7 @@ async def edge(
     workers: int = 1,
     timeouts: TimeoutConfig | None = None,
     max_context: int = 8192,
+    text: TextModel | None = None,
     auth: AuthConfig | None = None,
     tenants: dict[str, TenantLimits] | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -59,7 +61,7 @@ async def edge(
         tenants=tenants or {},
     )
     pool = ScriptedPool(*(ScriptedWorker(f"w{number}", script) for number in range(1, workers + 1)))
-    core = Ingress(pool, toy_text(max_context=max_context), config, clock=clock)
+    core = Ingress(pool, text or toy_text(max_context=max_context), config, clock=clock)
     try:
         yield Edge(Client(build_app(core)), pool, core)
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 
 from actors.ingress.app import build_app
 from actors.ingress.core import Ingress
+from actors.ingress.text import TextModel
 from actors.ingress.toy_text import toy_text
 from actors.messages import (
     Abort,
@@ -188,11 +189,11 @@ class LocalPool:
             tenant, key, digest=digest, owner=owner, body=body, now=now, ttl_s=lives_s, replace=replace
         )
 
-    async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
-        return self.store.release_result(tenant, key, owner=owner)
-
     async def get_result(self, tenant: str, key: str) -> ResultRecord | None:
         return self.store.get_result(tenant, key, time.time())
+
+    async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
+        return self.store.release_result(tenant, key, owner=owner)
 
     async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
         return self.store.list_sessions(tenant, after=after, limit=limit)
@@ -250,6 +251,7 @@ async def cluster(
     step_s: float = 0.0,
     runner: RunnerMaker | None = None,
     engine: EngineConfig | None = None,
+    text: TextModel | None = None,
     auth: AuthConfig | None = None,
     tenants: dict[str, TenantLimits] | None = None,
     **ingress: Any,
@@ -267,7 +269,7 @@ async def cluster(
     for worker in local:
         worker.shell.start()
     pool = LocalPool(store, local)
-    core = Ingress(pool, toy_text(), config)
+    core = Ingress(pool, text or toy_text(), config)
     app = build_app(core)
     try:
         yield Cluster(app, Client(app), pool, core)
