@@ -96,7 +96,7 @@ class MessageVoice:
 
 
 def blocks_of(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """The content blocks of a whole reply. The input of a call that was cut is what is complete of it."""
+    """The content blocks of a whole reply. The input of a call that was cut, or is wrong, is what can be read of it."""
     blocks: list[dict[str, Any]] = []
     arguments: dict[int, str] = {}
     for part in parts:

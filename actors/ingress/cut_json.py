@@ -1,4 +1,4 @@
-"""JSON that a model did not come to the end of. Pure."""
+"""JSON that a model did not come to the end of, or got wrong. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 
+MAX_TRIES = 64
+"""Ends of members, from the last one, behind which something may be wrong."""
 _CLOSES = {"{": "}", "[": "]"}
 
 
@@ -14,8 +16,12 @@ def read_as_far_as_it_goes(text: str) -> Any:
 
     `{"a": 1, "b": ["c", 3` is `{"a": 1, "b": ["c"]}`: of a number at the end nobody knows whether it goes on.
     """
-    whole = _parsed(text)
-    return _parsed(_cut(text)) if whole is None else whole
+    value = _parsed(text)
+    if value is None:
+        ends = _ends_of_members(text)[-MAX_TRIES:]
+        candidates = (_parsed(text[:end] + closes) for end, closes in reversed(ends))
+        value = next((candidate for candidate in candidates if candidate is not None), None)
+    return value
 
 
 def _parsed(text: str) -> Any:
@@ -25,34 +31,33 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _cut(text: str) -> str:
-    """Up to the last place where a member had ended, and what closes what was open there."""
+def _ends_of_members(text: str) -> list[tuple[int, str]]:
+    """Where a member has ended, and what closes all that is open there."""
+    ends: list[tuple[int, str]] = []
     open_: list[str] = []
-    keep, closes, sign = 0, "", ""
+    sign = ""
     in_string = escaped = False
     for index, character in enumerate(text):
-        if in_string:
-            if escaped:
-                escaped = False
-            elif character == "\\":
-                escaped = True
-            elif character == '"':
-                in_string = False
-                if sign == ":" or (open_ and open_[-1] == "]"):
-                    keep, closes = index + 1, "".join(reversed(open_))
+        end = 0
+        if escaped:
+            escaped = False
+        elif in_string:
+            escaped = character == "\\"
+            in_string = character != '"'
+            if not in_string and (sign == ":" or open_[-1:] == ["]"]):
+                end = index + 1
         elif character == '"':
             in_string = True
-        elif character == ":":
-            sign = character
         elif character in _CLOSES:
             open_.append(_CLOSES[character])
-            sign = character
-            keep, closes = index + 1, "".join(reversed(open_))
+            sign, end = character, index + 1
         elif character in "}]":
-            if not open_ or open_.pop() != character:
+            if open_[-1:] != [character]:
                 break
-            keep, closes = index + 1, "".join(reversed(open_))
-        elif character == "," and open_:
-            sign = character
-            keep, closes = index, "".join(reversed(open_))
-    return text[:keep] + closes
+            open_.pop()
+            end = index + 1
+        elif character in ",:":
+            sign, end = character, index if character == "," else 0
+        if end:
+            ends.append((end, "".join(reversed(open_))))
+    return ends
