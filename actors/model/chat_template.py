@@ -6,7 +6,9 @@ the ids that are there, which are never rendered again (rules S1, S4).
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,10 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """For models without a template whose vocabulary has ChatML's tokens. Models with neither cannot chat."""
+
+
+_NINE = re.compile(r"length\s*\)?\s*!=\s*9\b")
+_NINE_LETTERS = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 class TemplateRefused(ValueError):
@@ -53,6 +59,8 @@ class ChatTemplate:
         self._env = environment()
         self._templates: dict[str, jinja2.Template] = {}
         self.takes_tools = False
+        self._nine = False
+        """The template takes ids of calls of nine letters only: Mistral's."""
         self.unusable: str | None = None
         sources = dict(tokenizer.templates)
         if "default" not in sources:
@@ -77,7 +85,7 @@ class ChatTemplate:
         """
         literal = LiteralText(self._tokenizer)
         text, spans = literal.reveal(
-            self._render(literal.hide(_as_templates_take_them(messages)), tools, extra, literal)
+            self._render(literal.hide(self._as_it_takes_them(messages)), tools, extra, literal)
         )
         return self._tokenizer.encode_template(text, spans)
 
@@ -104,7 +112,7 @@ class ChatTemplate:
         conversation = [
             *before,
             {"role": "assistant", "content": reply},
-            *literal.hide(_as_templates_take_them(new_messages)),
+            *literal.hide(self._as_it_takes_them(new_messages)),
         ]
         parts = self._render(conversation, tools, extra, literal).split(reply)
         if len(parts) != 2:
@@ -140,9 +148,14 @@ class ChatTemplate:
                 f"the model's chat template failed on these messages: {type(error).__name__}: {error}"
             ) from error
 
+    def _as_it_takes_them(self, messages: Messages) -> list[dict[str, Any]]:
+        told = _as_templates_take_them(messages)
+        return [_with_ids_of_nine(message) for message in told] if self._nine else told
+
     def _compile(self, name: str, source: str) -> None:
         try:
             self._templates[name] = self._env.from_string(source)
+            self._nine = self._nine or _NINE.search(source) is not None
             self.takes_tools = self.takes_tools or "tools" in variables_of(self._env, source)
         except jinja2.TemplateError as error:
             raise ModelUnusable(f"the model's chat template {name!r} is broken: {error}") from error
@@ -181,6 +194,25 @@ def _one_message(message: Mapping[str, Any]) -> dict[str, Any]:
     if message.get("tool_calls"):
         changed["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
     return changed
+
+
+def _with_ids_of_nine(message: dict[str, Any]) -> dict[str, Any]:
+    """A call and its result keep an id in common."""
+    changed = dict(message)
+    if isinstance(message.get("tool_call_id"), str):
+        changed["tool_call_id"] = _of_nine(message["tool_call_id"])
+    if message.get("tool_calls"):
+        calls = message["tool_calls"]
+        changed["tool_calls"] = [
+            {**call, "id": _of_nine(call["id"])} if isinstance(call.get("id"), str) else call for call in calls
+        ]
+    return changed
+
+
+def _of_nine(name: str) -> str:
+    if _NINE_LETTERS.fullmatch(name):
+        return name
+    return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).hexdigest()[:9]
 
 
 def _text_of(part: Any) -> str:

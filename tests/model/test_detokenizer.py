@@ -114,3 +114,47 @@ def test_a_stop_string_that_is_not_there_is_an_error() -> None:
     detokenizer.push([0])
     with pytest.raises(ValueError, match="does not end with"):
         detokenizer.finish("b")
+
+
+MARKED = [*(bytes([byte]) for byte in range(256)), b"", b""]
+MARKS = {256: "<|python_tag|>"}
+
+
+def decoded(ids: list[int], cuts: list[int], stop: list[str], matched: str | None) -> str:
+    decoder = Detokenizer(MARKED, stop, MARKS)
+    text = ""
+    for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
+        text += decoder.push(ids[start:end])
+    return text + decoder.finish(matched)
+
+
+def test_a_control_token_that_is_asked_for_is_shown_where_it_stands() -> None:
+    """I2: no other is; a character that it interrupts is none."""
+    ids = [*"aé".encode(), 256, *b"b", 257, *"é".encode()[:1], 256, *"é".encode()[1:]]
+    tag = MARKS[256]
+    assert decoded(ids, [], [], None) == f"aé{tag}b\N{REPLACEMENT CHARACTER}{tag}\N{REPLACEMENT CHARACTER}"
+    assert Detokenizer(MARKED).push(ids[:5]) == "aéb"
+
+
+def test_a_shown_control_token_is_no_part_of_a_stop_string() -> None:
+    """I2: the engine's verdict does not know of it: a match may go around it, and none goes through its letters."""
+    tag = MARKS[256]
+    around = [*b"call: ", 256, *b"ST", 256, *b"OP"]
+    assert decoded(around, [], ["STOP"], "STOP") == f"call: {tag}"
+    assert decoded([*b"a", 256, *b"b"], [1, 2], ["python", "<|"], None) == f"a{tag}b"
+    assert decoded([*b"aST", 256, *b"x"], [1, 3, 4], ["STOP"], None) == f"aST{tag}x"
+
+
+@settings(deadline=None)
+@given(
+    ids=st.lists(st.one_of(st.sampled_from([256, 257, *b"STOP<|"]), st.integers(0, 257)), max_size=20),
+    data=st.data(),
+)
+def test_shown_control_tokens_do_not_depend_on_the_pieces(ids: list[int], data: st.DataObject) -> None:
+    """I2."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    for stop in ([], ["STOP", "T<"]):
+        whole = decoded(ids, [], stop, None)
+        assert decoded(ids, cuts, stop, None) == whole
+        assert decoded(ids, list(range(len(ids))), stop, None) == whole
+        assert whole.count(MARKS[256]) >= ids.count(256)
