@@ -36,14 +36,16 @@ class Web:
 
 
 @contextmanager
-def serving(folder: Path, **options: Any) -> Iterator[Web]:
-    """`options`: of `cluster`."""
+def serving(folder: Path, *, socket_bytes: int = 0, **options: Any) -> Iterator[Web]:
+    """`options`: of `cluster`. `socket_bytes`: what the system holds of an answer that is not read; 0 = as it likes."""
     ready: list[Web] = []
     started, stop = threading.Event(), threading.Event()
 
     async def serve() -> None:
         async with cluster(folder, **options) as at:
             listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+            if socket_bytes:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, socket_bytes)
             web = uvicorn.Server(
                 uvicorn.Config(at.app, log_level="warning", lifespan="on", timeout_graceful_shutdown=2)
             )
