@@ -11,7 +11,8 @@ from actors.ingress.generation import GenerationRequest, check_model, digest_of,
 from actors.ingress.prompts import ChatPrompt
 from actors.ingress.responses.ids import is_conversation
 from actors.ingress.responses.items import Item, as_messages, read_input
-from actors.ingress.responses.tools import chat_tools
+from actors.ingress.responses.tools import read_tools
+from actors.ingress.template_variables import read_variables
 from actors.ingress.text import TextModel
 from actors.ingress.validate import Fields, check_text, wrong_type
 from configs.schema import RemoraConfig
@@ -32,12 +33,22 @@ _INCLUDABLE = frozenset(
 )
 """Of what is never made here: nothing is left out."""
 _REFUSED = ("prompt", "context_management", "moderation")
-_OF_CHATS = ("n", "max_tokens", "max_completion_tokens", "response_format", "messages", "functions", "logprobs")
+_OF_CHATS = (
+    "n",
+    "reasoning_effort",
+    "max_tokens",
+    "max_completion_tokens",
+    "response_format",
+    "messages",
+    "functions",
+    "logprobs",
+)
 """Fields of other routes, which this one does not know."""
 RENAMED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
+    "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
     "response_format.type": "text.format.type",
     "response_format.json_schema": "text.format",
@@ -71,15 +82,21 @@ def read_response(
     asked = _read_asked(fields)
     digest = digest_of(tree)
     as_chat = _as_chat(fields, {name: value for name, value in tree.items() if name not in _OF_CHATS})
-    prompt = ChatPrompt(as_messages(asked.items), field="input")
+    tools, demand = read_tools(fields, text.replies)
     try:
+        variables = read_variables(Fields(as_chat))
+        prompt = ChatPrompt(as_messages(asked.items), tools, variables, field="input", demand=demand)
         request = read_generation(as_chat, headers, (prompt,), text=text, config=config, id_prefix="resp_")
     except Invalid as error:
         raise renamed(error) from None
     asked.echo["temperature"] = request.sampling.temperature
     asked.echo["top_p"] = fields.number("top_p", 1.0, least=0.0, most=1.0)
     return asked, replace(
-        request, digest=digest, max_tokens_field="max_output_tokens", grammar_field="text.format", renamed=RENAMED
+        request,
+        digest=digest,
+        max_tokens_field="max_output_tokens",
+        grammar_field=demand.field if demand.enforced else "text.format",
+        renamed=RENAMED,
     )
 
 
@@ -218,7 +235,9 @@ def _text(fields: Fields) -> dict[str, Any]:
 
 def _as_chat(fields: Fields, tree: dict[str, Any]) -> dict[str, Any]:
     """The body with what this route says in its own way told as chats do."""
-    tree.update(chat_tools(fields))
+    reasoning = fields.child("reasoning")
+    if reasoning is not None:
+        tree["reasoning_effort"] = reasoning.text("effort", max_bytes=64)
     most = fields.integer("max_output_tokens", least=1)
     if most is not None:
         tree["max_completion_tokens"] = most

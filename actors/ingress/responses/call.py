@@ -11,20 +11,20 @@ from typing import Any
 
 from actors.ingress.channel import spawn
 from actors.ingress.choices import Choice
-from actors.ingress.core import Ingress
+from actors.ingress.core import Ingress, refused_by_template
 from actors.ingress.errors import ApiError
 from actors.ingress.generation import GenerationRequest
-from actors.ingress.parts import PartReader
 from actors.ingress.prompts import ChatPrompt
 from actors.ingress.responses.body import Asked, read_response
 from actors.ingress.responses.conversations import Conversations, Goes
 from actors.ingress.responses.ids import Kind, ResponseId, new_token, token_of, token_of_conversation
 from actors.ingress.responses.items import as_messages
 from actors.ingress.responses.live import Book, Link, Live
-from actors.ingress.responses.shelf import STORE_WAIT_S, Mark, NotKept, Shelf, stubbornly
+from actors.ingress.responses.shelf import STORE_WAIT_S, Deleted, Mark, NotKept, Shelf, stubbornly
 from actors.ingress.responses.told import Told
+from actors.ingress.responses.tools import check_shown
 from actors.ingress.responses.voice import ResponseVoice
-from actors.ingress.responses.wording import explained, unknown_response
+from actors.ingress.responses.wording import LEFT_NO_TURN, NOT_STORED, SESSION_ENDED, explained, unknown_response
 from actors.ingress.routing import SessionUse
 from actors.ingress.text import TextModel
 from actors.ingress.voice import Voice
@@ -87,7 +87,7 @@ class ResponseCall:
         return replace(request, rid=str(self._id), session=session)
 
     def voice(self, request: GenerationRequest, text: TextModel) -> Voice:
-        return ResponseVoice(self._told, self._reader, self.explained)
+        return ResponseVoice(self._told, self.explained)
 
     def refusal(self, error: ApiError, request_id: str) -> Mapping[str, Any]:
         return self.explained(error).body(request_id)
@@ -96,9 +96,6 @@ class ResponseCall:
         """In the words of this route."""
         asked = getattr(self, "_asked", None)
         return explained(error, asked, places_instructions=self._places_instructions)
-
-    def _reader(self) -> PartReader | None:
-        return None
 
     # -- Keeping ---------------------------------------------------------------------------------------------------
 
@@ -120,7 +117,19 @@ class ResponseCall:
         messages = [*opening, *as_messages([*self._goes.pending, *asked.items])]
         prompt = request.prompts[0]
         assert isinstance(prompt, ChatPrompt)
-        return replace(request, prompts=(replace(prompt, messages=messages),))
+        prompt = replace(prompt, messages=messages)
+        self._tell_tools(prompt)
+        return replace(request, prompts=(prompt,))
+
+    def _tell_tools(self, prompt: ChatPrompt) -> None:
+        """See that the model knows its tools. Raises ApiError."""
+        before = self._goes.tools
+        self._told.tools = prompt.tools or before or []
+        if self._goes.goes_on and before is not None:
+            try:
+                check_shown(prompt, self._tools.ingress.text, before)
+            except ValueError as error:
+                raise refused_by_template(str(error)) from error
 
     async def begun(self, choices: Sequence[Choice]) -> None:
         """It is on its way to a worker: from here on it can be asked for. Raises ApiError."""
@@ -159,7 +168,7 @@ class ResponseCall:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     async def _continued(self, request: GenerationRequest) -> GenerationRequest:
-        """With what came before it."""
+        """With what came before it. Raises ApiError."""
         asked = self._asked
         if asked.conversation is not None:
             self._goes = await self._tools.conversations.goes(self._tenant, asked.conversation)
@@ -169,18 +178,28 @@ class ResponseCall:
         if previous is None:
             raise unknown_response(asked.previous, param="previous_response_id")
         if previous.kind is Kind.STATELESS:
-            why = "it was made with `store: false`"
-            raise unknown_response(asked.previous, why, param="previous_response_id")
-        try:
-            before = (await self._tools.shelf.find(self._tenant, asked.previous)).told
-            self._goes = Goes(in_force=before.in_force, goes_on=True)
-        except NotKept as why:
-            if "deleted" in str(why):
-                raise unknown_response(asked.previous, str(why), param="previous_response_id") from None
-            self._goes = Goes(goes_on=True)  # Its turn may be there all the same.
+            raise unknown_response(asked.previous, NOT_STORED, param="previous_response_id")
+        self._goes = await self._after(previous)
         if previous.kind is Kind.CONVERSATION:
             await self._fork(previous)
         return request
+
+    async def _after(self, previous: ResponseId) -> Goes:
+        """What is known of it. Its turn may be there when its record is not. Raises ApiError."""
+        try:
+            before = (await self._tools.shelf.find(self._tenant, str(previous))).told
+        except Deleted as why:
+            raise unknown_response(str(previous), str(why), param="previous_response_id") from None
+        except NotKept:
+            before = None
+        if before is not None and before.status in ("failed", "cancelled"):
+            raise unknown_response(str(previous), LEFT_NO_TURN, param="previous_response_id")
+        if before is None or self._asked.background:
+            try:
+                await self._tools.ingress.pool.get_session(self._tenant, previous.session_id)
+            except SessionUnknown:
+                raise unknown_response(str(previous), SESSION_ENDED, param="previous_response_id") from None
+        return Goes(goes_on=True) if before is None else Goes(before.in_force, before.tools, goes_on=True)
 
     async def _fork(self, previous: ResponseId) -> None:
         """Go on from a turn of a conversation without touching that: in a session of its own."""

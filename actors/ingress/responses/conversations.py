@@ -35,9 +35,11 @@ LOCK_PAUSE_S = 0.02
 @dataclass(frozen=True, slots=True)
 class Goes:
     """How a response goes on from what was before. `in_force`: the instructions in its context, as far as they are
-    known. `pending`: items to be put first. `goes_on`: there is something before it."""
+    known; `tools`: those that are told in it, None where that is not known. `pending`: items to be put first.
+    `goes_on`: there is something before it."""
 
     in_force: str | None = None
+    tools: list[dict[str, Any]] | None = None
     pending: tuple[Item, ...] = ()
     goes_on: bool = False
 
@@ -53,6 +55,7 @@ class Conversation:
     items: list[Item] = field(default_factory=list)
     pending: list[Item] = field(default_factory=list)
     in_force: str | None = None
+    tools: list[dict[str, Any]] = field(default_factory=list)
     left_out: int = 0
 
     def object(self) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class Conversations:
     async def goes(self, tenant: str, conversation_id: str) -> Goes:
         """How the next response goes on."""
         found = await self._read(tenant, conversation_id, "conversation")
-        return Goes(found.in_force, tuple(found.pending), goes_on=bool(found.items) or bool(found.left_out))
+        return Goes(found.in_force, found.tools, tuple(found.pending), goes_on=bool(found.items or found.left_out))
 
     async def said(self, tenant: str, conversation_id: str, told: Told, goes: Goes) -> None:
         """A response is part of it now, with all that it was asked with."""
@@ -116,7 +119,7 @@ class Conversations:
             conversation = await self._read(tenant, conversation_id, "conversation")
             conversation.pending = [item for item in conversation.pending if item["id"] not in spoken]
             conversation.items += [*goes.pending, *told.items, *told.output()]
-            conversation.in_force = told.in_force
+            conversation.in_force, conversation.tools = told.in_force, told.tools
             await self._write(tenant, conversation)
 
     async def forget(self, tenant: str, conversation_id: str) -> None:

@@ -30,7 +30,7 @@ from actors.ingress.responses.paging import listed
 from actors.ingress.responses.shelf import NotKept, Shelf
 from actors.ingress.responses.told import Told
 from actors.ingress.responses.voice import told_again
-from actors.ingress.responses.wording import unknown_response
+from actors.ingress.responses.wording import NOT_STORED, unknown_response
 from actors.ingress.streams import SseWriter
 from actors.messages import Abort, Reason, Stage
 from actors.records import SessionUnknown
@@ -117,7 +117,7 @@ class Responses:
         try:
             found = await self.tools.shelf.find(tenant, response_id)
         except NotKept as why:
-            reason = "it was made with `store: false`" if named.kind is Kind.STATELESS else str(why)
+            reason = NOT_STORED if named.kind is Kind.STATELESS else str(why)
             raise unknown_response(response_id, reason) from None
         if found.lost and not found.told.over:
             text = "The server that ran this response was lost. Please send it again."

@@ -46,6 +46,10 @@ class NotKept(Exception):
     """There is none. The message says why, as far as that is known."""
 
 
+class Deleted(NotKept):
+    """It was there, and is not to be told or gone on from any more."""
+
+
 class Shelf:
     """The records of one cluster's responses. Raises StoreError where the store or the pool cannot be asked."""
 
@@ -60,7 +64,7 @@ class Shelf:
         record = await in_time(self._pool.get_result(tenant, _key(response_id)))
         if record is not None and record.state is ResultState.DONE:
             if not record.body:
-                raise NotKept("it was deleted")
+                raise Deleted("it was deleted")
             return Found(Told.unpacked(record.body))
         if record is not None and record.state is ResultState.EXPIRED:
             raise NotKept("it is no longer kept")

@@ -38,6 +38,8 @@ class Told:
     input_kept: bool = True
     in_force: str | None = None
     """The instructions that stand in its context: its own, or those of a response before it."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """The same of tools, as templates take them."""
 
     @property
     def over(self) -> bool:
@@ -101,6 +103,7 @@ class Told:
                 "echo": self.echo,
                 "items": self.items if self.input_kept else None,
                 "in_force": self.in_force,
+                "tools": self.tools,
                 "begun": self.begun,
                 "parts": [_packed_part(part) for part in self.parts],
                 "end": None if self.end is None else _packed_end(self.end),
@@ -121,6 +124,7 @@ class Told:
             items=kept["items"] or [],
             input_kept=kept["items"] is not None,
             in_force=kept["in_force"],
+            tools=kept["tools"],
             begun=kept["begun"],
             parts=[_unpacked_part(part) for part in kept["parts"]],
             end=None if kept["end"] is None else _unpacked_end(kept["end"]),

@@ -1,46 +1,79 @@
-"""Tools as the Responses API names them → as chats do. Pure."""
+"""`tools` and `tool_choice` as the Responses API has them → what is common to all APIs. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from actors.ingress.errors import Invalid
-from actors.ingress.validate import Fields, check_text, wrong_type
+from actors.ingress.prompts import ChatPrompt
+from actors.ingress.replies.demand import ANY, Demand
+from actors.ingress.replies.formats import ReplyFormat
+from actors.ingress.text import TextModel
+from actors.ingress.tools import MAX_TOOLS, check_names, demand_of, read_function
+from actors.ingress.validate import Fields, wrong_type
 
-MAX_TOOLS = 1024
 _CHOICES = ("none", "auto", "required")
 
 
-def chat_tools(fields: Fields) -> dict[str, Any]:
-    """`tools` and `tool_choice` as in a chat. Raises Invalid, for built-in tools by their name."""
-    tools = [
-        _tool(value, f"tools[{number}]") for number, value in enumerate(fields.items("tools", most=MAX_TOOLS) or ())
-    ]
-    if tools and fields.raw("tool_choice") != "none":
-        raise Invalid("tools", "`tools` are not supported.", code="unsupported_value")
-    return {"tools": tools or None, "tool_choice": _choice(fields.raw("tool_choice"))}
+def read_tools(fields: Fields, replies: ReplyFormat) -> tuple[list[dict[str, Any]] | None, Demand]:
+    """(tools as templates take them, what is demanded of calls). None: the reply is to call none. Raises Invalid naming
+    the field; tools that run on servers are refused by their names."""
+    tools = [_tool(item, f"tools[{number}]") for number, item in enumerate(fields.items("tools", most=MAX_TOOLS) or ())]
+    check_names(tools, "name")
+    parallel = fields.flag("parallel_tool_calls", True)
+    choice, named = _choice(fields, [tool["function"]["name"] for tool in tools])
+    if not tools or choice == "none":
+        return None, ANY
+    demand = Demand(required=choice == "required", named=named, parallel=parallel, field="parallel_tool_calls")
+    return tools, demand_of(tools, demand, replies)
+
+
+def check_shown(prompt: ChatPrompt, text: TextModel, before: Sequence[Any]) -> None:
+    """For a prompt that goes on with a context in which the tools `before` were told: others have to be told in it.
+    Raises Invalid where the template tells tools at the beginning only."""
+    if not prompt.tools or prompt.tools == list(before):
+        return
+    template, messages = text.template, prompt.messages
+    with_tools = template.render_turn(messages, prompt.tools, prompt.extra).input_ids
+    if tuple(with_tools) == tuple(template.render_turn(messages, None, prompt.extra).input_ids):
+        message = (
+            "`tools` other than those of the responses before cannot be told to this model in the middle of a "
+            "conversation: its chat template tells tools at the beginning."
+        )
+        raise Invalid("tools", message, code="unsupported_value")
 
 
 def _tool(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise wrong_type(path, "an object", value)
-    kind = check_text(value.get("type"), f"{path}.type", max_bytes=256)
+    fields = Fields(value, path)
+    kind, at = fields.text("type", max_bytes=256), fields.at("type")
+    if kind is None:
+        raise Invalid(at, f"`{at}` is missing.", code="missing_required_parameter")
     if kind != "function":
-        at = f"{path}.type"
-        raise Invalid(at, f"`{at}`: there is no tool {kind!r} here; give functions.", code="unsupported_value")
-    return {"type": kind, "function": {name: part for name, part in value.items() if name != "type"}}
+        text = f"`{at}` is {kind[:64]!r}: no tools are run by this server; give functions."
+        raise Invalid(at, text, code="unsupported_value")
+    return read_function(fields)
 
 
-def _choice(value: Any) -> Any:
-    if value is None or value in _CHOICES:
-        return value
-    at = "tool_choice"
+def _choice(fields: Fields, names: list[str]) -> tuple[str, str]:
+    """(`none`, `auto` or `required`; the tool that has to be called)."""
+    value, at = fields.raw("tool_choice"), "tool_choice"
+    if value is None:
+        return "auto", ""
     if isinstance(value, str):
-        raise Invalid(at, f"`{at}` must be one of {', '.join(map(repr, _CHOICES))}, or name a function.")
-    if not isinstance(value, dict):
-        raise wrong_type(at, "a string or an object", value)
-    if value.get("type") != "function":
-        text = f"`{at}.type` must be 'function': there are no other tools here."
-        raise Invalid(f"{at}.type", text, code="unsupported_value")
-    name = check_text(value.get("name"), f"{at}.name", max_bytes=1024)
-    return {"type": "function", "function": {"name": name}}
+        if value not in _CHOICES:
+            raise Invalid(at, f"`{at}` must be one of {', '.join(map(repr, _CHOICES))}, or name a function.")
+        if value == "required" and not names:
+            raise Invalid(at, "`tool_choice` is 'required', but there are no `tools`.")
+        return value, ""
+    choice = fields.child("tool_choice")
+    assert choice is not None
+    if choice.text("type", max_bytes=256) != "function":
+        at = choice.at("type")
+        raise Invalid(at, f"`{at}` must be 'function': there are no other tools here.", code="unsupported_value")
+    name, at = choice.text("name", max_bytes=1024), choice.at("name")
+    if name not in names:
+        raise Invalid(at, f"`{at}` is not the name of one of the `tools`.")
+    return "auto", str(name)

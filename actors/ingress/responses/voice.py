@@ -11,7 +11,7 @@ from actors.ingress.choices import Choice
 from actors.ingress.errors import ApiError
 from actors.ingress.openai_answers import KEEP_ALIVE
 from actors.ingress.openai_answers import event as sse
-from actors.ingress.parts import Part, PartReader
+from actors.ingress.parts import Part
 from actors.ingress.responses.output import Event, Output
 from actors.ingress.responses.told import Told
 from actors.messages import Outcome
@@ -71,18 +71,12 @@ class Teller:
 
 
 class ResponseVoice:
-    """`reads`: splits replies into parts. `explain`: an error in the words of this route."""
+    """`explain`: an error in the words of this route."""
 
-    def __init__(
-        self, told: Told, reads: Callable[[], PartReader | None], explain: Callable[[ApiError], ApiError]
-    ) -> None:
+    def __init__(self, told: Told, explain: Callable[[ApiError], ApiError]) -> None:
         self._told = told
         self._teller = Teller(told)
-        self._reads = reads
         self._explain = explain
-
-    def reader(self) -> PartReader | None:
-        return self._reads()
 
     def opens(self, choice: Choice) -> bytes:
         self._told.begun = True

@@ -6,6 +6,10 @@ from actors.ingress.errors import ApiError
 from actors.ingress.responses.body import RENAMED, Asked
 from actors.messages import Reason, Stage
 
+NOT_STORED = "it was made with `store: false`"
+SESSION_ENDED = "the session that it belongs to is not open"
+LEFT_NO_TURN = "it left no turn to go on from"
+
 
 def unknown_response(response_id: str, why: str = "", *, param: str = "response_id") -> ApiError:
     """404. `why`: what is known about it."""
@@ -25,7 +29,7 @@ def explained(error: ApiError, asked: Asked | None, *, places_instructions: bool
     """`places_instructions`: the request has instructions that stand in the middle of its context."""
     param = error.param or ""
     if asked is not None and asked.previous is not None and _not_there(error):
-        why = "its session has ended" if error.reason is Reason.SESSION_UNKNOWN else "it left no turn to go on from"
+        why = SESSION_ENDED if error.reason is Reason.SESSION_UNKNOWN else LEFT_NO_TURN
         return unknown_response(asked.previous, why, param="previous_response_id")
     if asked is not None and asked.conversation is not None and _not_there(error):
         return unknown_conversation(asked.conversation, "conversation")

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actors.ingress.errors import ApiError
@@ -198,6 +198,7 @@ json_values = st.recursive(
 NAMES = sorted({param.partition(".")[0].partition("[")[0] for param, _ in WRONG})
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), json_values, max_size=4))
 def test_no_body_is_anything_but_read_or_refused(fields: dict[str, Any]) -> None:
     """I1: nothing a client sends makes the reader fail otherwise."""

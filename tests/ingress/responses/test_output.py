@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actors.ingress.errors import ApiError
@@ -100,6 +100,7 @@ def test_a_reply_that_was_cut_says_so() -> None:
     assert told(REPLY, Outcome.ABORT).object()["status"] == "cancelled"
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(parts)
 def test_the_stream_adds_up_to_the_object(drawn: list[Any]) -> None:
     """I2: deltas make what `done` says, and that is what the object has."""
@@ -120,6 +121,7 @@ def test_the_stream_adds_up_to_the_object(drawn: list[Any]) -> None:
     assert grown == Counter({item["id"]: 1 for item in done})
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(parts, st.integers(-1, 30), st.sampled_from([*Outcome, None]), st.booleans())
 def test_what_was_stored_is_told_as_it_was(drawn: list[Any], after: int, outcome: Any, background: bool) -> None:
     """A stream is told again event by event, under the same numbers, from any number on."""
