@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -27,7 +28,9 @@ async def root(ingress: Ingress, request: Request) -> Response:
 
 
 async def list_models(ingress: Ingress, request: Request) -> Response:
-    return JsonAnswer({"object": "list", "data": [_model(ingress)]})
+    name = ingress.text.name
+    pages = {"has_more": False, "first_id": name, "last_id": name}
+    return JsonAnswer({"object": "list", "data": [_model(ingress)], **pages})
 
 
 async def get_model(ingress: Ingress, request: Request) -> Response:
@@ -91,10 +94,16 @@ def _own_use(ingress: Ingress, tenant: str) -> dict[str, object]:
 
 
 def _model(ingress: Ingress) -> dict[str, object]:
+    """For clients of the OpenAI API, of vLLM (`max_model_len`) and of Anthropic's (`type` and so on)."""
+    created = datetime.fromtimestamp(ingress.started_at, timezone.utc)
     return {
         "id": ingress.text.name,
         "object": "model",
         "created": ingress.started_at,
         "owned_by": "remora",
         "max_context": ingress.text.max_context,
+        "max_model_len": ingress.text.max_context,
+        "type": "model",
+        "display_name": ingress.text.name,
+        "created_at": created.isoformat().replace("+00:00", "Z"),
     }

@@ -126,6 +126,27 @@ def test_sessions_and_names_are_extra_fields(web: Web) -> None:
     assert two.model_extra["session"]["turn"] == 2
 
 
+def test_a_tool_is_called_and_its_result_told(web: Web) -> None:
+    """G01, I2: the agent's loop: the model must call, whole and streamed alike; then it reads what the tool said."""
+    made = client(web)
+    schema = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+    tool: Any = {"name": "weather", "input_schema": {**schema, "additionalProperties": False}, "strict": True}
+    ask: Any = {"model": "toy", "max_tokens": 200, "tools": [tool], "messages": user("How is it?")}
+    ask["tool_choice"] = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
+    message = made.messages.create(**ask, extra_body={"seed": 1})
+    (use,) = message.content
+    assert use.type == "tool_use"
+    assert (message.stop_reason, use.name, use.input) == ("tool_use", "weather", {"city": "Oslo"})
+    with made.messages.stream(**ask, extra_body={"seed": 1}) as stream:
+        (again,) = stream.get_final_message().content
+    assert again.type == "tool_use"
+    assert (again.name, again.input) == (use.name, use.input)
+    result: Any = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "rain"}]}
+    history: Any = [*ask["messages"], message.to_param(), {"role": "user", "content": [result]}]
+    told = made.messages.create(model="toy", max_tokens=8, tools=[tool], messages=history)
+    assert told.usage.output_tokens == 8
+
+
 def test_structured_output(web: Web) -> None:
     """G01: the client's own `.parse`."""
 
@@ -138,8 +159,9 @@ def test_structured_output(web: Web) -> None:
 
 def test_models_are_listed(web: Web) -> None:
     made = client(web)
-    assert [model.id for model in made.models.list()] == ["toy"]
-    assert made.models.retrieve("toy").id == "toy"
+    (model,) = made.models.list()
+    assert (model.id, model.type, model.display_name) == ("toy", "model", "toy")
+    assert made.models.retrieve("toy").created_at == model.created_at
 
 
 def test_many_at_once_do_not_mix(web: Web) -> None:
