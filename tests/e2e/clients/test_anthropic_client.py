@@ -12,13 +12,17 @@ import pytest
 from pydantic import BaseModel
 
 from actors.runner.toy import toy_continuation
+from configs import EngineConfig
 from tests.ingress.keyed import ACME, keys
 from tests.ingress.web import Web, serving
+
+PATIENT = EngineConfig(check_invariants=True, grammar_timeout_s=60.0)
+"""Beside other tests, a process that compiles may get little of the machine."""
 
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[Web]:
-    with serving(tmp_path, workers=2, step_s=0.001, auth=keys()) as made:
+    with serving(tmp_path, workers=2, step_s=0.001, auth=keys(), engine=PATIENT) as made:
         yield made
 
 
