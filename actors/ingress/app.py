@@ -86,6 +86,7 @@ def _routes(ingress: Ingress) -> list[BaseRoute]:
         route("/v1/rollouts", "POST", service_api.rollout),
         route("/health", "GET", service_api.health),
         route("/metrics", "GET", service_api.exposition),
+        route("/openapi.json", "GET", service_api.openapi),
         route("/", "GET", service_api.root),
         *native_routes(ingress),
     ]

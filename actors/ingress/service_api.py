@@ -15,6 +15,7 @@ from actors.ingress import metrics, placement, worker_metrics
 from actors.ingress.auth import caller_of, require_admin, sees_all
 from actors.ingress.core import Ingress
 from actors.ingress.errors import model_not_found
+from actors.ingress.openapi import document
 from actors.ingress.plain_routes import JsonAnswer
 from actors.ports import NoWorker
 from actors.records import StoreError
@@ -25,6 +26,11 @@ WORKERS_ANSWER_S = 1.0
 
 async def root(ingress: Ingress, request: Request) -> Response:
     return JsonAnswer({"name": "remora", "model": ingress.text.name})
+
+
+async def openapi(ingress: Ingress, request: Request) -> Response:
+    """GET /openapi.json: every route, and every field of its body."""
+    return JsonAnswer(document())
 
 
 async def list_models(ingress: Ingress, request: Request) -> Response:

@@ -133,6 +133,7 @@ OPERATORS = {
     "GET /get_server_info": "see test_workers_are_shown_to_those_who_may_see_them",
 }
 SAME_FOR_ALL = {
+    "GET /openapi.json",
     "GET /model_info",
     "GET /get_model_info",
     "GET /v1/models",
