@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,14 +59,21 @@ class Whole:
         """State by id."""
         return await self.w.states()
 
-    async def until(self, holds: Callable[[], object], within_s: float = 15.0) -> None:
+    async def until(self, holds: Callable[[], object], within_s: float = 30.0) -> None:
         async def look() -> None:
             while not holds():  # noqa: ASYNC110 - what a test waits for has no event
                 await asyncio.sleep(0.005)
 
         await asyncio.wait_for(look(), within_s)
 
-    async def until_workers(self, count: int, within_s: float = 20.0) -> list[str]:
+    async def until_so(self, holds: Callable[[], Awaitable[bool]], within_s: float = 30.0) -> None:
+        async def look() -> None:
+            while not await holds():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+        await asyncio.wait_for(look(), within_s)
+
+    async def until_workers(self, count: int, within_s: float = 40.0) -> list[str]:
         """Wait until so many are there and ready, and no other."""
 
         async def look() -> list[str]:

@@ -40,7 +40,7 @@ async def opened(at: Whole, name: str, words: str = "hello", max_tokens: int = 4
 
 
 def test_after_the_last_end_the_load_is_nothing_and_one_worker_is_left(tmp_path: Path) -> None:
-    """Field case N18, E6: three in ten are refused, three in ten leave in the middle; the load that counts is 0 then."""
+    """Field case N18, E6: three in ten are refused, three in ten leave in the middle; the load counts 0 then."""
     scaling = AutoscaleConfig(
         enabled=True, min_workers=1, max_workers=3, requests_per_worker=4, up_delay_s=0.05, down_delay_s=0.5
     )
@@ -77,7 +77,7 @@ def test_after_the_last_end_the_load_is_nothing_and_one_worker_is_left(tmp_path:
             figures = [row[name] for row in stats["workers"] for name in ("running", "waiting", "live")]
             return not any(figures) and not stats["pool"]["parked"] and not stats["ingress"]["open_requests"]
 
-        await at.w.until(quiet)
+        await at.until_so(quiet)
         assert time.monotonic() - ended_at < 5.0
         await at.until_workers(1)
         ends: Counter[tuple[str, str]] = Counter()
@@ -188,7 +188,7 @@ def test_the_emptiest_worker_goes_first_and_no_more_sessions_move_than_must(
         async def seen() -> bool:
             return max(member.load for member in await at.w.pool.members()) == 5
 
-        await at.w.until(seen)
+        await at.until_so(seen)
         assert {await opened(at, f"t{number}") for number in range(2)} == {second}
         at.w.pool.set_workers(3)
         third = next(one for one in await at.until_workers(3) if one not in (first, second))
@@ -199,11 +199,11 @@ def test_the_emptiest_worker_goes_first_and_no_more_sessions_move_than_must(
             left.extend(one for one in (first, second, third) if one not in states and one not in left)
             return len(left) >= count
 
-        await at.w.until(lambda: gone(1))
+        await at.until_so(lambda: gone(1))
         assert not any(call.task.done() for call in busy), "the load was over too early to tell"
         for call in busy:
             assert (await call.whole()).status == 200
-        await at.w.until(lambda: gone(2))
+        await at.until_so(lambda: gone(2))
         assert left == [third, second]
         records = at.w.store.list_sessions("default")
         assert len(records) == 52
