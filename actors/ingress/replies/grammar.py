@@ -21,6 +21,9 @@ from actors.messages import Grammar, GrammarKind
 MAX_PARALLEL = 32
 """Calls in one reply that must hold some."""
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_OPENS = frozenset(
+    ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
+)
 _ANYTHING = "(?s:.*)"
 
 
@@ -45,6 +48,11 @@ def reply_grammar(
     body = rules.body() if calls is not None else rules.answer()
     rules.add(f"start: {rules.before(thinking)}{body}", first=True)
     return Grammar(kind=GrammarKind.EBNF, text="\n".join(rules.lines) + "\n")
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """No arguments but those that have names, unless the schema speaks of others: functions take no others."""
+    return schema if _OPENS & schema.keys() or "properties" not in schema else {**schema, "additionalProperties": False}
 
 
 class _Rules:
@@ -180,7 +188,7 @@ class _Rules:
 
     def _schemas(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for function in self._functions:
-            yield function["name"], {"type": "object", **(function.get("parameters") or NO_ARGUMENTS)}
+            yield function["name"], _closed({"type": "object", **(function.get("parameters") or NO_ARGUMENTS)})
 
     def _as_one_schema(self) -> dict[str, Any]:
         """Calls as a schema: beside an answer that is JSON, too, their beginnings can only be told apart within one

@@ -281,6 +281,23 @@ def test_what_cannot_be_put_together_is_said() -> None:
         reply_grammar(format, tools, Demand(strict=frozenset({"write"})), None, thinking=False)
 
 
+@pytest.mark.parametrize("kind", [ToolFormat.HERMES, ToolFormat.LLAMA3])
+def test_no_arguments_but_those_that_have_names(kind: ToolFormat) -> None:
+    """A schema that says nothing of others means none: a function would not take them."""
+    format, matchers = model_of(kind, special=False)
+    for more in ({}, {"additionalProperties": {"type": "integer"}}):
+        schema = {"type": "object", "properties": {"city": {"type": "boolean"}}, **more}
+        tools = [{"type": "function", "function": {"name": "now", "parameters": schema}}]
+        grammar = reply_grammar(format, tools, Demand(named="now"), None, thinking=False)
+        assert grammar is not None
+        held = Held(format, matchers, grammar)
+        name = "parameters" if kind is ToolFormat.LLAMA3 else "arguments"
+        for arguments, right in (('{"city": true}', True), ('{"city": true, "b": 1}', bool(more))):
+            call = f'{{"name": "now", "{name}": {arguments}}}'
+            call = call if kind is ToolFormat.LLAMA3 else f"<tool_call>\n{call}\n</tool_call>"
+            assert held.takes(call, format) == right
+
+
 def test_a_schema_that_cannot_be_enforced_is_refused_where_it_is_strict() -> None:
     """Elsewhere what cannot be enforced is left out."""
     format, _ = model_of(ToolFormat.HERMES, special=False)
