@@ -23,7 +23,15 @@ def test_what_a_worker_lives_by_changes_the_digest(setting: str, value: object) 
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("workers.count", 3), ("ingress.port", 9000), ("autoscale.enabled", True)]
+    ("setting", "value"),
+    [
+        ("workers.count", 3),
+        ("ingress.port", 9000),
+        ("autoscale.enabled", True),
+        ("sessions.weights", "pin"),
+        ("sessions.pin_grace_s", 1.0),
+        ("rollout.max_surge", 2),
+    ],
 )
 def test_what_is_others_business_does_not(setting: str, value: object) -> None:
     assert worker_digest(load(None, {setting: value})) == worker_digest(load(None))
