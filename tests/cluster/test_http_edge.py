@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray.serve.config import HTTPOptions
 
 from cluster.cli_serve import ready_line
 from cluster.http_edge import http_options
@@ -28,8 +29,8 @@ def test_without_a_certificate_it_is_plain_http() -> None:
 def test_a_certificate_makes_it_https(tmp_path: Path) -> None:
     config = secured(tmp_path)
     options = http_options(config, {})
-    assert options["ssl_certfile"] == str(tmp_path / "tls_certificate.pem")
-    assert options["ssl_keyfile"] == str(tmp_path / "tls_key.pem")
+    told = HTTPOptions(**options)
+    assert (told.ssl_certfile, told.ssl_keyfile) == (config.ingress.tls_certificate, config.ingress.tls_key)
     assert "https://127.0.0.1:8000/v1" in ready_line(config, [])
 
 
