@@ -43,7 +43,7 @@ class Balancer:
         """Begin to move what should move; not while the last moves are still under way."""
         if not self._settings.enabled or (self._going is not None and not self._going.done()):
             return
-        ready = {worker.worker_id: worker for worker in self._members.ready()}
+        ready = {worker.worker_id: worker for worker in self._members.ready() if worker.kept_at is None}
         self._heat, moves = rebalance(
             self._heat,
             {worker_id: worker.load for worker_id, worker in ready.items()},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -95,9 +94,10 @@ class Fleet:
                 self._count_dead(worker_id, "no longer wanted")
                 self._undertakings.end(worker_id)
 
-    def renew(self) -> None:
-        """From now on every worker that runs is one of yesterday."""
-        restart = max(self.release.restart + 1, int(time.time()))  # Beyond those of pools before this one.
+    def renew(self, at: float) -> None:
+        """From now on every worker that runs is one of yesterday. `at`: Unix time, which numbers restarts, so that they
+        go on beyond those of pools before this one."""
+        restart = max(self.release.restart + 1, int(at))
         self.release = replace(self.release, restart=restart)
         self.failed_starts, self._retry_at = 0, self._clock()
         self._compare()

@@ -67,6 +67,7 @@ class Pool:
         self.pool_id = f"pool-{uuid.uuid4().hex[:8]}"
         self._runtime = runtime
         self._clock = clock
+        self._wall_clock = wall_clock
         self._desired = config.workers.count
         self._scaling = (
             Scaler(config.autoscale, config.engine.max_running, config.workers.count)
@@ -204,7 +205,7 @@ class Pool:
 
     async def rollout(self) -> dict[str, object]:
         """Begin to replace all workers, one after another, by others of the same settings. Answers at once."""
-        self._rolling.begin()
+        self._rolling.begin(self._wall_clock())
         self._kick.set()
         return self._rolling.figures()
 

@@ -34,10 +34,10 @@ class Rolling:
         self._clock = clock
         self._was = "done"
 
-    def begin(self) -> None:
-        """Replace every worker that runs, also by others of the same settings, weights and code."""
+    def begin(self, at: float) -> None:
+        """Replace every worker that runs, also by others of the same settings, weights and code. `at`: Unix time."""
         logger.info("a rollout was asked for")
-        self._fleet.renew()
+        self._fleet.renew(at)
 
     def actions(self, desired: int, living: list[str]) -> list[Action]:
         """What to do now so that `desired` workers of this release serve."""

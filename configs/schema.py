@@ -100,9 +100,11 @@ class SessionConfig:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutConfig:
-    """Request clocks (rule C1): defaults, and maxima a caller may ask for. 0 = off / no limit; without a waiting clock a
-    request looks for a worker as long as it may take to find that one is dead and to start another:
-    `cluster.dead_s` and `cluster.start_timeout_s`."""
+    """Request clocks (rule C1): defaults, and maxima a caller may ask for. 0 = off / no limit.
+
+    Without a waiting clock a request looks for a worker as long as it may take to find that one is dead and to start
+    another: `cluster.dead_s` and `cluster.start_timeout_s`.
+    """
 
     waiting_s: float = 0.0
     running_s: float = 0.0
