@@ -8,6 +8,7 @@ from actors.ingress.errors import Invalid
 from actors.ingress.validate import check_text, wrong_type
 
 MAX_MESSAGES = 100_000
+MESSAGE_WORK = 32
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -33,6 +34,16 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
 def text_bytes(messages: list[dict[str, Any]]) -> int:
     """Bytes of text in the messages: a lower bound for what the prompt holds."""
     return sum(len(message["content"].encode()) for message in messages)
+
+
+def text_work(messages: list[dict[str, Any]]) -> int:
+    """What a template has to go through, whether or not it shows it: in bytes of text, a message by itself counting as
+    `MESSAGE_WORK` of them."""
+    work = MESSAGE_WORK * len(messages)
+    for message in messages:
+        work += len(message["content"]) + len(message.get("reasoning_content", ""))
+        work += sum(len(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
+    return work
 
 
 def _message(value: Any, path: str) -> dict[str, Any]:

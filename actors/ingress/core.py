@@ -15,7 +15,7 @@ from actors.ingress.generation import GenerationRequest
 from actors.ingress.keyring import Caller, KeyRing
 from actors.ingress.limits import Limiter
 from actors.ingress.metrics import Metrics, RequestMeter
-from actors.ingress.prompts import Continues, Prompt, PromptSource, total_bytes
+from actors.ingress.prompts import Continues, Prompt, PromptSource, total_work
 from actors.ingress.replying import held_to
 from actors.ingress.routing import Call, Router, SessionUse
 from actors.ingress.text import TextModel
@@ -24,8 +24,8 @@ from actors.ports import PoolPort
 from configs.schema import RemoraConfig
 
 DEFAULT_TENANT = "default"
-INLINE_RENDER_BYTES = 4096
-"""Texts up to this size are tokenised on the event loop: handing them to a thread would cost more."""
+INLINE_RENDER_WORK = 4096
+"""Up to this many bytes prompts are tokenised on the event loop: handing them to a thread would cost more."""
 
 
 class Ingress:
@@ -78,7 +78,7 @@ class Ingress:
             prompt_of = rendered[index // request.choices]
             submit = _submit(request, index, tenant, weight, prompt_of.ids)
             prompt = request.prompts[index // request.choices]
-            grammar = held_to(prompt, self.text, submit.input_ids, submit.grammar)
+            grammar = held_to(prompt, self.text, submit.input_ids, submit.grammar, request.grammar_field)
             submit = submit if grammar is submit.grammar else replace(submit, grammar=grammar)
             calls.append(Call(submit, request.session, affinity, prompt_of.turn_refused, resume))
         return calls
@@ -98,7 +98,7 @@ class Ingress:
             return [prompt.render(self.text, continues) for prompt in prompts]
 
         try:
-            if total_bytes(prompts) <= INLINE_RENDER_BYTES:
+            if total_work(prompts) <= INLINE_RENDER_WORK:
                 return work()
             return await asyncio.get_running_loop().run_in_executor(self._tokenisers, work)
         except ValueError as error:

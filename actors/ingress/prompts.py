@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from actors.ingress.chat_messages import text_bytes
+from actors.ingress.chat_messages import text_bytes, text_work
 from actors.ingress.placement import opening
 from actors.ingress.replies.demand import ANY, Demand
 from actors.ingress.text import TextModel
@@ -48,6 +48,10 @@ class PromptSource(Protocol):
         """Bytes of text that have to be tokenised: a lower bound for what the prompt holds."""
 
     @property
+    def work(self) -> int:
+        """How much `render` has to go through, in bytes of text."""
+
+    @property
     def opening(self) -> str | None:
         """What prompts that begin alike have in common (rule P5)."""
 
@@ -68,7 +72,15 @@ class ChatPrompt:
 
     @property
     def size_bytes(self) -> int:
-        return text_bytes(self.messages) + (len(orjson.dumps(self.tools)) if self.tools else 0)
+        return text_bytes(self.messages) + self._tools_bytes
+
+    @property
+    def work(self) -> int:
+        return text_work(self.messages) + self._tools_bytes
+
+    @property
+    def _tools_bytes(self) -> int:
+        return len(orjson.dumps(self.tools)) if self.tools else 0
 
     @property
     def opening(self) -> str | None:
@@ -105,6 +117,10 @@ class TextPrompt:
         return len(self.text.encode())
 
     @property
+    def work(self) -> int:
+        return len(self.text)
+
+    @property
     def opening(self) -> str | None:
         return _digest(self.text[:PREFIX_CHARACTERS].encode())
 
@@ -124,6 +140,10 @@ class IdsPrompt:
         return 0
 
     @property
+    def work(self) -> int:
+        return 0
+
+    @property
     def opening(self) -> str | None:
         return _digest(repr(self.ids[:PREFIX_CHARACTERS]).encode())
 
@@ -139,5 +159,5 @@ def _digest(data: bytes) -> str | None:
     return f"opening:{hashlib.blake2b(data, digest_size=16).hexdigest()}" if data else None
 
 
-def total_bytes(prompts: Sequence[PromptSource]) -> int:
-    return sum(prompt.size_bytes for prompt in prompts)
+def total_work(prompts: Sequence[PromptSource]) -> int:
+    return sum(prompt.work for prompt in prompts)

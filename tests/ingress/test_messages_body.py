@@ -220,3 +220,15 @@ def test_an_output_format_is_a_grammar() -> None:
     with pytest.raises(ApiError) as caught:
         read(output_config=wanted, guided_regex="a+")
     assert caught.value.param == "output_config.format"
+
+
+def test_what_a_template_goes_through_counts_though_it_may_not_show_it() -> None:
+    """I1: much of it is not rendered where it would hold up every stream: many messages, thoughts, arguments."""
+    many = [{"role": role, "content": ""} for _ in range(200) for role in ("user", "assistant")]
+    thought = {"type": "thinking", "thinking": "t" * 10_000, "signature": ""}
+    call = {**USE, "input": {"city": "c" * 10_000}}
+    for messages in ([*many, USER], [*many[:1], *said([thought], "assistant")["messages"]]):
+        (prompt,) = read(messages=messages).prompts
+        assert (prompt.size_bytes < 10, prompt.work > 10_000) == (True, True)
+    (prompt,) = read(**said([call], "assistant")).prompts
+    assert prompt.work > 10_000
