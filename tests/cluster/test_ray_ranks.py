@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from actors.messages import Outcome
 from actors.ports import Placement
 from actors.runner.torch.runner import TorchRunner
 from cluster import environment, processes
-from configs import load
+from configs import RemoraConfig, load
 from tests.cluster.rig import Rig
 from tests.cluster.tiny_folder import save_tiny
 from tests.engine.driver import Driver
@@ -66,17 +67,18 @@ def rig(folder: Path, within: Within, tmp_path_factory: pytest.TempPathFactory) 
         cluster = ray_cluster.planned(settings)
         ray_cluster.connect(cluster)
         assert cluster.folder is not None
-
-        async def made() -> Rig:
-            return Rig(settings)
-
-        rig = within(made())
+        rig = within(made(settings))
         yield rig
         within(rig.pool.shutdown())
         assert within(rig.runtime.living()) == []
         assert ray_placement.reserved("remora-ranks") == set()
         ray_cluster.stop(cluster)
     assert processes.using(cluster.folder) == []
+
+
+async def made(config: RemoraConfig) -> Rig:
+    """A rig wants to be made on the loop that its pool will live on."""
+    return Rig(config)
 
 
 def worker(rig: Rig, within: Within) -> dict[str, Any]:
@@ -163,6 +165,34 @@ def test_a_rank_that_hangs_is_found_though_nothing_runs(rig: Rig, within: Within
     assert f"rank 1 has been silent for {DEAD_S} s" in causes(rig, within)[-1]
 
 
+def test_a_rank_that_is_asked_to_end_drains_its_worker(rig: Rig, within: Within) -> None:
+    """N70, T5: SIGTERM to any of its processes means all of it, in order."""
+    row = worker(rig, within)
+    os.kill(row["ranks"][0]["pid"], signal.SIGTERM)
+    within(replaced(rig, row["id"]))
+    worker(rig, within)
+    within(gone(row["pid"]))
+    assert causes(rig, within)[-1] == "drained"
+
+
+def test_heads_that_cannot_be_dealt_out_are_the_cause_that_is_told(rig: Rig, within: Within) -> None:
+    """A worker that cannot start says why, with the numbers, and keeps no room."""
+    from cluster import ray_placement
+
+    workers = replace(rig.config.workers, tensor_parallel=3)
+    cluster = replace(rig.config.cluster, namespace="remora-three")
+    store = replace(rig.config.store, url=f"{rig.config.store.url}-three")
+    other = within(made(replace(rig.config, workers=workers, cluster=cluster, store=store)))
+
+    async def failed() -> bool:
+        return bool((await other.pool.status())["pool"]["last_failure"])
+
+    within(until(failed))
+    assert "2 KV heads cannot be split over 3 ranks" in within(other.pool.status())["pool"]["last_failure"]
+    within(other.pool.shutdown())
+    assert ray_placement.reserved("remora-three") == set()
+
+
 def test_room_of_a_worker_that_died_without_a_pool_is_given_back_by_the_next(rig: Rig, within: Within) -> None:
     """Else its GPUs would be nobody's for ever."""
     from cluster import ray_placement
@@ -172,17 +202,15 @@ def test_room_of_a_worker_that_died_without_a_pool_is_given_back_by_the_next(rig
     os.kill(row["pid"], signal.SIGKILL)
     within(gone(row["ranks"][0]["pid"]))
     assert ray_placement.reserved("remora-ranks") == {row["id"]}
-
-    async def renewed() -> None:
-        vars(rig).update(vars(Rig(rig.config)))
-
-    within(renewed())
+    vars(rig).update(vars(within(made(rig.config))))
     after = worker(rig, within)
     assert after["id"] != row["id"]
     assert ray_placement.reserved("remora-ranks") == {after["id"]}
 
 
 def moved(rig: Rig, within: Within, session: str, avoid: str) -> Placement:
+    """Where the session is once there is a worker that is ready."""
+    within(rig.ready(1))
     placed: Placement = within(rig.pool.place("t", session, avoid=avoid))
     assert placed.worker_id != avoid
     return placed
