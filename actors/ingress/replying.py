@@ -38,15 +38,18 @@ def reading_of(prompt: PromptSource, text: TextModel, ids: Sequence[int]) -> Rea
     return Reading(reader, marks)
 
 
-def held_to(prompt: PromptSource, text: TextModel, ids: Sequence[int], answer: Grammar | None) -> Grammar | None:
-    """What the reply must conform to, calls and reasoning included. `answer`: what its text must. Raises Invalid."""
+def held_to(
+    prompt: PromptSource, text: TextModel, ids: Sequence[int], answer: Grammar | None, field: str
+) -> Grammar | None:
+    """What the reply must conform to, calls and reasoning included. `answer`: what its text must. Raises Invalid naming
+    the `field` that asked for it."""
     if not isinstance(prompt, ChatPrompt):
         return answer
     thinking = is_thinking(text, ids)
     try:
         return reply_grammar(text.replies, prompt.tools or (), prompt.demand, answer, thinking=thinking)
     except CannotHold as error:
-        raise Invalid(prompt.demand.field, f"This cannot be enforced: {error}.", code="unsupported_value") from error
+        raise Invalid(field, f"This cannot be enforced: {error}.", code="unsupported_value") from error
 
 
 def is_thinking(text: TextModel, ids: Sequence[int]) -> bool:
