@@ -17,20 +17,19 @@ from actors.ingress.generation import GenerationRequest
 from actors.ingress.prompts import ChatPrompt
 from actors.ingress.responses.body import Asked, read_response
 from actors.ingress.responses.conversations import Conversations, Goes
-from actors.ingress.responses.ids import Kind, ResponseId, new_token, token_of, token_of_conversation
+from actors.ingress.responses.ids import Kind, ResponseId, new_token, token_of
 from actors.ingress.responses.items import as_messages
 from actors.ingress.responses.live import Book, Link, Live
-from actors.ingress.responses.shelf import STORE_WAIT_S, Deleted, Mark, NotKept, Shelf, stubbornly
+from actors.ingress.responses.predecessors import close_unused, fork, goes_after, place
+from actors.ingress.responses.shelf import STORE_WAIT_S, Mark, NotKept, Shelf, stubbornly
 from actors.ingress.responses.told import Told
 from actors.ingress.responses.tools import check_shown
 from actors.ingress.responses.voice import ResponseVoice
-from actors.ingress.responses.wording import LEFT_NO_TURN, NOT_STORED, SESSION_ENDED, explained, unknown_response
-from actors.ingress.routing import SessionUse
+from actors.ingress.responses.wording import NOT_STORED, explained, unknown_response
 from actors.ingress.text import TextModel
 from actors.ingress.voice import Voice
-from actors.messages import OnBusy, Reason, SessionMode, Stage
-from actors.ports import NoWorker, SessionLimit
-from actors.records import SessionExists, SessionUnknown, StoreError, TurnUnknown
+from actors.messages import Reason, Stage
+from actors.records import StoreError
 from configs.schema import RemoraConfig
 
 
@@ -54,6 +53,7 @@ class ResponseCall:
         self._asked: Asked
         self._id: ResponseId
         self._digest = b""
+        self._named = False
         self._told: Told
         self._live: Live | None = None
         self._mark: Mark | None = None
@@ -71,7 +71,8 @@ class ResponseCall:
         asked, request = read_response(tree, headers, text=text, config=config)
         self._asked, self._digest = asked, request.digest
         own = token_of(request.rid) if request.named else new_token()
-        self._id, session = _place(asked, own)
+        self._id, session = place(asked, own)
+        self._named = request.named
         self._told = Told(
             id=str(self._id),
             own=own,
@@ -179,49 +180,11 @@ class ResponseCall:
             raise unknown_response(asked.previous, param="previous_response_id")
         if previous.kind is Kind.STATELESS:
             raise unknown_response(asked.previous, NOT_STORED, param="previous_response_id")
-        self._goes = await self._after(previous)
+        ingress, shelf = self._tools.ingress, self._tools.shelf
+        self._goes = await goes_after(ingress, shelf, self._tenant, previous, surely=asked.background)
         if previous.kind is Kind.CONVERSATION:
-            await self._fork(previous)
+            await fork(ingress, self._tenant, previous, self._id.session_id)
         return request
-
-    async def _after(self, previous: ResponseId) -> Goes:
-        """What is known of it. Its turn may be there when its record is not. Raises ApiError."""
-        try:
-            before = (await self._tools.shelf.find(self._tenant, str(previous))).told
-        except Deleted as why:
-            raise unknown_response(str(previous), str(why), param="previous_response_id") from None
-        except NotKept:
-            before = None
-        if before is not None and before.status in ("failed", "cancelled"):
-            raise unknown_response(str(previous), LEFT_NO_TURN, param="previous_response_id")
-        if before is None or self._asked.background:
-            try:
-                await self._tools.ingress.pool.get_session(self._tenant, previous.session_id)
-            except SessionUnknown:
-                raise unknown_response(str(previous), SESSION_ENDED, param="previous_response_id") from None
-        return Goes(goes_on=True) if before is None else Goes(before.in_force, before.tools, goes_on=True)
-
-    async def _fork(self, previous: ResponseId) -> None:
-        """Go on from a turn of a conversation without touching that: in a session of its own."""
-        ingress = self._tools.ingress
-        try:
-            placement = await ingress.pool.fork_session(
-                self._tenant,
-                self._id.session_id,
-                source_id=previous.session_id,
-                turn=str(previous),
-                max_sessions=ingress.max_sessions(self._tenant),
-            )
-        except SessionExists:
-            return  # This request was sent before.
-        except (SessionUnknown, TurnUnknown):
-            raise unknown_response(str(previous), param="previous_response_id") from None
-        except SessionLimit as error:
-            raise ApiError(Reason.SESSION_CAPACITY, str(error), stage=Stage.ROUTING) from None
-        except NoWorker:
-            text = "No worker is ready. Please try again."
-            raise ApiError(Reason.WORKER_LOST, text, stage=Stage.ROUTING) from None
-        ingress.router.remember(placement)
 
     async def _keep(self, *, replayed: bool) -> None:
         tools, told = self._tools, self._told
@@ -259,6 +222,9 @@ class ResponseCall:
             text = "The client that asked for this response has left."
             self._told.fail(ApiError(Reason.CLIENT_DISCONNECT, text), "")
         self._tools.book.remove(self._tenant, self._live)
+        own_session = self._id.kind is Kind.CHAIN and self._id.chain == self._id.own
+        if own_session and not self._named and self._told.status in ("failed", "cancelled"):
+            spawn(close_unused(self._tools.ingress, self._tenant, self._id.session_id))
 
     @property
     def live(self) -> Live | None:
@@ -272,26 +238,3 @@ class ResponseCall:
     def kept(self) -> bool:
         """Whether its record is being written, or was."""
         return self._kept
-
-
-def _place(asked: Asked, own: str) -> tuple[ResponseId, SessionUse | None]:
-    """The name of a response, and the session that it is a turn of."""
-    if not asked.store:
-        return ResponseId(Kind.STATELESS, own, own), None
-    if asked.conversation is not None:
-        named = ResponseId(Kind.CONVERSATION, token_of_conversation(asked.conversation), own)
-        return named, SessionUse(session_id=asked.conversation, mode=SessionMode.TREE)
-    if asked.previous is None:
-        named = ResponseId(Kind.CHAIN, own, own)
-        return named, SessionUse(session_id=named.session_id, mode=SessionMode.TREE, from_head=False, create=True)
-    previous = ResponseId.parse(asked.previous)
-    chain = previous.chain if previous is not None and previous.kind is Kind.CHAIN else own
-    named = ResponseId(Kind.CHAIN, chain, own)
-    use = SessionUse(
-        session_id=named.session_id,
-        mode=SessionMode.TREE,
-        from_head=False,
-        parent=asked.previous,
-        on_busy=OnBusy.QUEUE,
-    )
-    return named, use

@@ -93,10 +93,6 @@ class Conversations:
 
     async def find(self, tenant: str, conversation_id: str) -> Conversation:
         """Raises ApiError (404) also when its session has ended."""
-        try:
-            await self._pool.get_session(tenant, conversation_id)
-        except SessionUnknown:
-            raise unknown_conversation(conversation_id) from None
         return await self._read(tenant, conversation_id)
 
     @asynccontextmanager
@@ -126,9 +122,13 @@ class Conversations:
         await self._shelf.save(tenant, _name(conversation_id), b"")
 
     async def _read(self, tenant: str, conversation_id: str, param: str = "conversation_id") -> Conversation:
+        try:
+            session = await self._pool.get_session(tenant, conversation_id)
+        except SessionUnknown:
+            raise unknown_conversation(conversation_id, param) from None
         body = await self._shelf.load(tenant, _name(conversation_id))
-        if not body:
-            raise unknown_conversation(conversation_id, param)
+        if not body:  # Its record had to make room for others; what the model has seen is there.
+            return Conversation(id=conversation_id, created_at=int(session.last_active_at), left_out=1)
         return Conversation(**orjson.loads(body))
 
     async def _write(self, tenant: str, conversation: Conversation) -> None:

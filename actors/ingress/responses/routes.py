@@ -19,7 +19,7 @@ from actors.ingress.errors import ApiError, Invalid
 from actors.ingress.exchange import Exchange
 from actors.ingress.http_io import request_id_of, send_json
 from actors.ingress.lifeline import Lifeline
-from actors.ingress.openai_answers import KEEP_ALIVE
+from actors.ingress.openai_answers import KEEP_ALIVE, error_event
 from actors.ingress.plain_routes import JsonAnswer, plain
 from actors.ingress.responses.body import check_include
 from actors.ingress.responses.call import ResponseCall, Tools
@@ -33,7 +33,7 @@ from actors.ingress.responses.voice import told_again
 from actors.ingress.responses.wording import NOT_STORED, unknown_response
 from actors.ingress.streams import SseWriter
 from actors.messages import Abort, Reason, Stage
-from actors.records import SessionUnknown
+from actors.records import SessionUnknown, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +220,13 @@ class RetrieveEndpoint:
                 if keepalive_s and quiet_s >= keepalive_s:
                     await writer.write(KEEP_ALIVE, {})
                     quiet_s = 0.0
-                told, _ = await self._responses.look(request)
+                try:
+                    told, _ = await self._responses.look(request)
+                except StoreError as error:
+                    log.warning("a response cannot be looked for: %s", error)
+                except ApiError as error:  # It was deleted.
+                    await writer.write(error_event(error, headers["x-request-id"]), {}, last=True)
+                    return
             await writer.write(told_again(told, after), {}, last=True)
 
 

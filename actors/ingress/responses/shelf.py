@@ -129,10 +129,11 @@ class Shelf:
         return self._most
 
     def _fitting(self, told: Told) -> bytes:
-        """Without the input items where there is no room for them."""
+        """As much of it as there is room for."""
         body = told.packed()
-        if 0 < self._most < len(body):
-            body = replace(told, input_kept=False).packed()
+        for less in told.smaller():
+            if 0 < self._most < len(body):
+                body = less.packed()
         return body
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -90,6 +90,12 @@ class Told:
         assert isinstance(told, dict)
         self.error = told
 
+    def smaller(self) -> list[Told]:
+        """Ever less of it, for where there is little room: without its input; and without how its output was cut, so
+        that a stream of it has other events than the first."""
+        without_input = replace(self, input_kept=False)
+        return [without_input, replace(without_input, parts=_joined(self.parts))]
+
     def packed(self) -> bytes:
         """What is stored."""
         return orjson.dumps(
@@ -141,6 +147,23 @@ def _usage(end: Finished) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": end.prompt_tokens + end.completion_tokens,
     }
+
+
+def _joined(parts: list[Part]) -> list[Part]:
+    """Neighbours of one kind as one."""
+    joined: list[Part] = []
+    for part in parts:
+        last = joined[-1] if joined else None
+        match last, part:
+            case TextPart(before), TextPart(text):
+                joined[-1] = TextPart(before + text)
+            case ReasoningPart(before), ReasoningPart(text):
+                joined[-1] = ReasoningPart(before + text)
+            case CallArguments(number, before), CallArguments(_, text):
+                joined[-1] = CallArguments(number, before + text)
+            case _:
+                joined.append(part)
+    return joined
 
 
 def _packed_part(part: Part) -> list[Any]:

@@ -197,11 +197,12 @@ def test_conversations(web: Web) -> None:
     assert first.conversation.id == conversation.id
     more: Any = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "two"}]}]
     added = made.conversations.items.create(conversation.id, items=more)
-    found: Any = made.conversations.items.retrieve(added.data[0].id, conversation_id=conversation.id)
+    item_id = str(added.data[0].id)
+    found: Any = made.conversations.items.retrieve(item_id, conversation_id=conversation.id)
     assert found.content[0].text == "two"
     listed: Any = list(made.conversations.items.list(conversation.id, order="asc", limit=2))
     assert [item.content[0].text for item in listed] == ["zero", "one", first.output_text, "two"]
-    made.conversations.items.delete(added.data[0].id, conversation_id=conversation.id)
+    made.conversations.items.delete(item_id, conversation_id=conversation.id)
     assert made.conversations.update(conversation.id, metadata={"c": "d"}).metadata == {"c": "d"}
     assert made.conversations.retrieve(conversation.id).metadata == {"c": "d"}
     assert made.conversations.delete(conversation.id).deleted

@@ -214,6 +214,24 @@ def test_a_conversation_is_deleted(tmp_path: Path) -> None:
     run(check())
 
 
+def test_a_record_that_had_to_make_room_takes_no_history_with_it(tmp_path: Path) -> None:
+    """S1: what is listed is lost; what the model has seen is not."""
+
+    async def check() -> None:
+        async with asking(tmp_path) as (at, api):
+            conversation = (await made(api))["id"]
+            first = await api.ask("one", conversation=conversation)
+            await at.pool.put_result(
+                "default", f"\x1fconversation {conversation}", digest=b"", owner="", body=b"", replace=True
+            )
+            assert await items(api, conversation) == []
+            second = await api.ask("two", conversation=conversation)
+            assert text_of(second) == said(f"user: one\nassistant: {text_of(first)}\nuser: two\nassistant: ")
+            assert [role for role, _ in await items(api, conversation)] == ["user", "assistant"]
+
+    run(check())
+
+
 @pytest.mark.parametrize("unknown", ["x", "conv_", UNKNOWN, "conv_" + "0" * 23 + "Z"])
 def test_an_unknown_conversation_is_not_found(tmp_path: Path, unknown: str) -> None:
     """E3."""

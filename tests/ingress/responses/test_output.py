@@ -138,6 +138,18 @@ def test_what_was_stored_is_told_as_it_was(drawn: list[Any], after: int, outcome
     assert events(told_again(again, after)) == [event for event in events(live) if event["sequence_number"] > after]
 
 
+def test_where_there_is_little_room_less_is_stored() -> None:
+    """First the input is left out, then how the output was cut: what it says stays."""
+    whole = told([*REPLY, *[TextPart(letter) for letter in "word"]])
+    whole.items = [{"id": "msg_1"}]
+    without_input, joined = (Told.unpacked(less.packed()) for less in whole.smaller())
+    assert (without_input.items, without_input.input_kept) == ([], False)
+    assert without_input.parts == whole.parts
+    assert len(joined.packed()) < len(without_input.packed()) < len(whole.packed())
+    assert joined.object() == whole.object()
+    assert joined.parts[-1] == TextPart("doneword")
+
+
 def test_a_failure_is_one_error_then_the_failed_response() -> None:
     """E3, E4: the one error body; what was said before it stays."""
     failed = told(REPLY, None)

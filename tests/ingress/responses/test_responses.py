@@ -129,7 +129,8 @@ def test_instructions_stay_where_they_were_said(tmp_path: Path) -> None:
         async with asking(tmp_path) as (_, api):
             first = await api.ask("one", instructions="be brief")
             before = f"system: be brief\nuser: one\nassistant: {text_of(first)}\n"
-            for given in ({"instructions": "be brief"}, {}):
+            ways: list[dict[str, Any]] = [{"instructions": "be brief"}, {}]
+            for given in ways:
                 again = await api.ask("two", previous_response_id=first["id"], **given)
                 assert text_of(again) == said(f"{before}user: two\nassistant: ")
                 assert again["instructions"] == given.get("instructions")
@@ -280,6 +281,7 @@ def test_an_error_before_the_first_token_has_a_status_and_leaves_nothing(tmp_pat
                 status, error = await api.refused(stream=stream, max_output_tokens=8190)
                 assert (status, error["param"]) == (400, "max_output_tokens")
             assert at.ingress.metrics.open_requests == 0
+            await eventually(lambda: not at.pool.store.list_sessions("default"))
 
     run(check())
 
@@ -317,7 +319,8 @@ def test_a_client_that_leaves_ends_its_response(tmp_path: Path) -> None:
             await call.whole()
             await eventually(lambda: at.pages()["request_owned"] == 0)
             assert (await api.get(response_id)).status == 404
-            assert at.ingress.metrics.open_requests == 0
+            await eventually(lambda: at.ingress.metrics.open_requests == 0)
+            await eventually(lambda: not at.pool.store.list_sessions("default"))  # S10: nobody can name it.
 
     run(check())
 
