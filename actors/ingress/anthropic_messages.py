@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -13,7 +14,6 @@ from actors.ingress.validate import check_text, wrong_type
 
 MAX_NAME_BYTES = 1024
 _ROLES = ("user", "assistant", "system")
-_JOINED = ("content", "reasoning_content")
 
 
 def read_conversation(system: Any, messages: Any) -> list[dict[str, Any]]:
@@ -25,7 +25,7 @@ def read_conversation(system: Any, messages: Any) -> list[dict[str, Any]]:
     """
     chat = _Conversation()
     if system is not None:
-        chat.add(role="system", content=_plain_text(system, "system"))
+        chat.add(_Said("system", [_plain_text(system, "system")]))
     if messages is None:
         raise _missing("messages")
     if not isinstance(messages, list):
@@ -36,31 +36,52 @@ def read_conversation(system: Any, messages: Any) -> list[dict[str, Any]]:
         raise Invalid("messages", f"`messages` has more than {MAX_MESSAGES} items.")
     for index, message in enumerate(messages):
         _read_message(message, f"messages[{index}]", chat)
-    if chat.messages[-1]["role"] == "assistant":
+    told = chat.messages
+    if told[-1]["role"] == "assistant":
         at = f"messages[{len(messages) - 1}].role"
         raise Invalid(at, f"`{at}` is 'assistant' at the end: to go on with its text (prefill) is not supported.")
-    return chat.messages
+    return told
+
+
+@dataclass(slots=True)
+class _Said:
+    """One message in the making: its texts are put together once, however many there are."""
+
+    role: str
+    texts: list[str]
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": self.role, "content": "\n".join(filter(None, self.texts)), **self.more}
+        if self.thoughts:
+            message["reasoning_content"] = "\n".join(filter(None, self.thoughts))
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
 
 
 class _Conversation:
     """Messages in the order in which they are read; neighbours of one role become one."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
         self.tool_names: dict[str, str] = {}
         """By the id of the call."""
+        self._said: list[_Said] = []
 
-    def add(self, **message: Any) -> None:
-        last = self.messages[-1] if self.messages else None
-        if last is None or last["role"] != message["role"] or message["role"] == "tool":
-            self.messages.append(message)
+    def add(self, new: _Said) -> None:
+        last = self._said[-1] if self._said else None
+        if last is None or last.role != new.role or new.role == "tool":
+            self._said.append(new)
             return
-        for name in _JOINED:
-            texts = [text for text in (last.get(name), message.get(name)) if text]
-            if texts:
-                last[name] = "\n".join(texts)
-        if calls := [*last.get("tool_calls", ()), *message.get("tool_calls", ())]:
-            last["tool_calls"] = calls
+        last.texts += new.texts
+        last.thoughts += new.thoughts
+        last.calls += new.calls
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return [said.message() for said in self._said]
 
 
 def _read_message(value: Any, path: str, chat: _Conversation) -> None:
@@ -75,7 +96,7 @@ def _read_message(value: Any, path: str, chat: _Conversation) -> None:
         raise Invalid(f"{path}.role", f"`{path}.role` must be 'user' or 'assistant'.")
     content, at = value.get("content"), f"{path}.content"
     if role == "system":
-        chat.add(role="system", content=_plain_text(content, at))
+        chat.add(_Said("system", [_plain_text(content, at)]))
     elif role == "user":
         _read_user(content, at, chat)
     else:
@@ -91,14 +112,14 @@ def _read_user(content: Any, path: str, chat: _Conversation) -> None:
             texts.append(_text(block, "text", at))
         elif kind == "tool_result":
             if texts:
-                chat.add(role="user", content="\n".join(texts))
+                chat.add(_Said("user", texts))
                 texts = []
-            chat.add(**_tool_result(block, at, chat))
+            chat.add(_tool_result(block, at, chat))
             told = True
         else:
             raise _unreadable(kind, at, "text and tool_result")
     if texts or not told:
-        chat.add(role="user", content="\n".join(texts))
+        chat.add(_Said("user", texts))
 
 
 def _read_assistant(content: Any, path: str, chat: _Conversation) -> None:
@@ -114,12 +135,7 @@ def _read_assistant(content: Any, path: str, chat: _Conversation) -> None:
             thoughts.append(_text(block, "thinking", at))
         elif kind != "redacted_thinking":  # Of another server, which alone can read it.
             raise _unreadable(kind, at, "text, thinking and tool_use")
-    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    chat.add(**message)
+    chat.add(_Said("assistant", texts, thoughts, calls))
 
 
 def _blocks(content: Any, path: str) -> Iterator[tuple[dict[str, Any], str, str]]:
@@ -153,20 +169,16 @@ def _plain_text(content: Any, path: str) -> str:
     return "\n".join(texts)
 
 
-def _tool_result(block: dict[str, Any], path: str, chat: _Conversation) -> dict[str, Any]:
+def _tool_result(block: dict[str, Any], path: str, chat: _Conversation) -> _Said:
     call_id = _text(block, "tool_use_id", path, MAX_NAME_BYTES)
     content = block.get("content")
-    empty = content is None or content == []
-    message = {"role": "tool", "tool_call_id": call_id, "content": ""}
-    if not empty:
-        message["content"] = _plain_text(content, f"{path}.content")
-    if call_id in chat.tool_names:
-        message["name"] = chat.tool_names[call_id]
-    return message
+    texts = [] if content is None or content == [] else [_plain_text(content, f"{path}.content")]
+    name = chat.tool_names.get(call_id)
+    return _Said("tool", texts, more={"tool_call_id": call_id, **({"name": name} if name is not None else {})})
 
 
 def _tool_use(block: dict[str, Any], path: str, chat: _Conversation) -> dict[str, Any]:
-    call_id, name = (_text(block, field, path, MAX_NAME_BYTES) for field in ("id", "name"))
+    call_id, name = (_text(block, field_name, path, MAX_NAME_BYTES) for field_name in ("id", "name"))
     given = block.get("input")
     if not isinstance(given, dict):
         raise wrong_type(f"{path}.input", "an object", given)

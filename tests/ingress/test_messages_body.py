@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -232,3 +233,13 @@ def test_what_a_template_goes_through_counts_though_it_may_not_show_it() -> None
         assert (prompt.size_bytes < 10, prompt.work > 10_000) == (True, True)
     (prompt,) = read(**said([call], "assistant")).prompts
     assert prompt.work > 10_000
+
+
+@pytest.mark.parametrize("content", ["x" * 100, [{**USE, "input": {}}]], ids=["texts", "calls"])
+def test_many_neighbours_take_no_time(content: Any) -> None:
+    """I1: they are put together once. One by one this would take half a minute of everybody's."""
+    role = "user" if isinstance(content, str) else "assistant"
+    began = time.process_time()
+    told = chat(messages=[*[{"role": role, "content": content}] * 90_000, {"role": "user", "content": "x"}])
+    assert time.process_time() - began < 5.0
+    assert len(told) <= 2
