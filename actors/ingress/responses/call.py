@@ -105,10 +105,13 @@ class ResponseCall:
         asked, instructions = self._asked, self._asked.instructions
         if asked.store:
             try:
+                first = await self._sent_before()
                 request = await self._continued(request)
             except StoreError as error:
                 message = "The session store cannot be reached, so that what came before cannot be had."
                 raise ApiError(Reason.INTERNAL, message, stage=Stage.ROUTING) from error
+            if first is not None:
+                self._told.created_at, self._told.completed_at = first.created_at, first.completed_at
         if instructions is not None and instructions == self._goes.in_force:
             instructions = None  # They stand in the context already.
         self._places_instructions = instructions is not None and self._goes.goes_on
@@ -153,7 +156,8 @@ class ResponseCall:
     async def ended(self, choices: Sequence[Choice], failure: ApiError | None, request_id: str) -> None:
         """Before anybody is told of the end."""
         told, end = self._told, choices[0].end
-        told.completed_at = int(time.time())
+        if told.completed_at is None or end is None or not end.replayed:
+            told.completed_at = int(time.time())
         if failure is not None:
             told.fail(self.explained(failure), request_id)
         else:
@@ -189,8 +193,6 @@ class ResponseCall:
     async def _keep(self, *, replayed: bool) -> None:
         tools, told = self._tools, self._told
         try:
-            if replayed:
-                await self._as_before()
             if told.end is not None and told.status != "cancelled" and not replayed:
                 await self._join_conversation()
             await tools.shelf.keep(self._tenant, told, self._digest, self._mark.owner if self._mark else "")
@@ -204,13 +206,12 @@ class ResponseCall:
         said = partial(tools.conversations.said, self._tenant, conversation, self._told, self._goes)
         await stubbornly(said, "a response is missing among the items of its conversation")
 
-    async def _as_before(self) -> None:
-        """A request that was sent before: its answer has the times of the first."""
+    async def _sent_before(self) -> Told | None:
+        """The response to a request of this name, if there is one (rule T2). Raises StoreError."""
         try:
-            first = (await self._tools.shelf.find(self._tenant, self._told.id)).told
-        except (NotKept, StoreError):
-            return
-        self._told.created_at, self._told.completed_at = first.created_at, first.completed_at
+            return (await self._tools.shelf.find(self._tenant, self._told.id)).told if self._named else None
+        except NotKept:
+            return None
 
     def over(self) -> None:
         """Nobody works on it any more."""

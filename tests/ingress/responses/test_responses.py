@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -250,7 +251,9 @@ def test_input_items_are_listed_page_by_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("streams", [(False, False), (True, False), (False, True)])
-def test_a_request_sent_again_is_the_same_response(tmp_path: Path, streams: tuple[bool, bool]) -> None:
+def test_a_request_sent_again_is_the_same_response(
+    tmp_path: Path, streams: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """T2: with an Idempotency-Key: computed once, whether it begins a chain or goes on with one."""
 
     async def check() -> None:
@@ -258,9 +261,15 @@ def test_a_request_sent_again_is_the_same_response(tmp_path: Path, streams: tupl
             root = await api.ask("one")
             for fields in ({}, {"previous_response_id": root["id"]}):
                 key = {"idempotency-key": f"k{len(fields)}"}
-                first, second = [await api.ask("two", key, stream=stream, **fields) for stream in streams]
+                first = await api.ask("two", key, stream=streams[0], **fields)
+                monkeypatch.setattr("actors.ingress.responses.call.time", SimpleNamespace(time=lambda: 5.0))
+                second = await api.ask("two", key, stream=streams[1], **fields)
                 assert second.pop("replayed")
                 assert first == second
+                again = await api.start("two", key, stream=True, **fields).whole()
+                assert {event["response"]["created_at"] for event in again.events if "response" in event} == {
+                    first["created_at"]
+                }
                 assert (await api.get(first["id"])).json() == first
                 other = await api.start("other", key, **fields).whole()
                 assert (other.status, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
