@@ -15,7 +15,7 @@ from actors.ingress.choices import Choice
 from actors.ingress.errors import ApiError, is_answer
 from actors.ingress.logprobs import TokenBytes, Told, finite, text_of
 from actors.ingress.openai_answers import DONE, KEEP_ALIVE, event
-from actors.ingress.parts import Part, PartReader, TextPart
+from actors.ingress.parts import Part, TextPart
 from actors.messages import Finished, Outcome
 
 UNKNOWN_WEIGHTS = "default"
@@ -49,9 +49,6 @@ class NativeVoice:
         self._counted = [0] * len(names)
         """How many ids of each reply were told, and log probabilities: where only what is new is told."""
         self._scored = [0] * len(names)
-
-    def reader(self) -> PartReader | None:
-        return None
 
     def opens(self, choice: Choice) -> bytes:
         self._told[choice.index] = choice
@@ -146,9 +143,6 @@ class NativeVoice:
 
 class HealthVoice:
     """GET /health_generate: nothing but a status."""
-
-    def reader(self) -> PartReader | None:
-        return None
 
     def opens(self, choice: Choice) -> bytes:
         return b""

@@ -237,7 +237,7 @@ def test_whoever_must_call_calls(tmp_path: Path, kind: ToolFormat) -> None:
     async def check() -> None:
         async with cluster(tmp_path, engine=ENGINE, text=toy_text(tools=kind)) as at:
             for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
-                for seed in range(2):
+                for seed in range(1 if kind is ToolFormat.QWEN_XML else 2):
                     fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "seed": seed, "max_tokens": 3000}
                     call = await at.client.chat(**fields).whole()
                     message = message_of(call)
@@ -262,8 +262,9 @@ def test_a_call_cut_anywhere_is_told_alike_in_both_ways(tmp_path: Path) -> None:
     async def check() -> None:
         async with cluster(tmp_path, engine=ENGINE) as at:
             complete = 0
-            for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
-                for most in range(8, 121, 16):
+            ways: list[Any] = ["required", {"type": "function", "function": {"name": "weather"}}]
+            for number, choice in enumerate(ways):
+                for most in range(8 + 16 * number, 121, 32):
                     fields: dict[str, Any] = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": most}
                     fields["rid"] = f"{most} {choice == 'required'}"
                     unary = await at.client.chat(**fields, seed=5, temperature=0).whole()
