@@ -197,6 +197,24 @@ def test_a_second_turn_while_one_runs_is_refused(tmp_path: Path) -> None:
     run(check())
 
 
+def test_log_probabilities_of_a_restored_prompt_are_refused(tmp_path: Path) -> None:
+    """Session case N18: by name, and the session is unharmed; those of what is generated are told."""
+
+    async def check() -> None:
+        async with opened(tmp_path) as at:
+            await turn(at.client, "one", "r1")
+            body = {"text": "x", "sampling_params": GREEDY, "session_params": {"id": "s", "rid": "r1"}}
+            for start in (0, 10**6):
+                asked = {**body, "return_logprob": True, "logprob_start_len": start}
+                refused = await at.client.post("/generate", asked)
+                assert (refused.status, refused.json()["error"]["param"]) == (400, "logprob_start_len")
+            assert (await at.client.get("/v1/sessions/s")).json()["turns"] == 1
+            told = (await at.client.post("/generate", {**body, "return_logprob": True})).json()["meta_info"]
+            assert len(told["output_token_logprobs"]) == told["completion_tokens"] == 6
+
+    run(check())
+
+
 def test_closing_says_what_was_freed(tmp_path: Path) -> None:
     """S9: session cases B05, B06, B07: where SGLang says 200 to everything, an unknown id is 404."""
 
