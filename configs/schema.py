@@ -238,7 +238,8 @@ class StoreConfig:
     `prefix`: begins every key in Redis; clusters that share a Redis need one each.
     `max_session_bytes`, `max_total_bytes`: of committed turns, of one session and of all together, at 4 bytes a token
     and 200 a turn; 0 = no limit. A turn that would pass one is not stored and ends with an error (rule S10).
-    `idempotency_ttl_s`: how long results of requests without a session are kept for their Idempotency-Key (rule T2);
+    `idempotency_ttl_s`: how long results of requests without a session are kept for their Idempotency-Key (rule T2),
+    and responses of /v1/responses, to be asked for (or as long as an idle session lives, if that is longer);
     `max_result_bytes`: of one, `max_results_bytes`: of all together; older ones expire early to make room.
     """
 
