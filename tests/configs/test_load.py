@@ -69,6 +69,8 @@ def test_whole_numbers_are_taken_for_durations() -> None:
         ("workers: {count: 0}", r"^workers\.count: 0 is too small"),
         ("workers: {runner: magic}", r"^workers\.runner: 'magic'; it must be 'torch' or 'toy'"),
         ("model: {dtype: int4}", r"^model\.dtype: 'int4'"),
+        ("model: {tool_format: xml}", r"^model\.tool_format: 'xml'; it must be one of auto, off, hermes"),
+        ("model: {reasoning: 'yes'}", r"^model\.reasoning: 'yes'; it must be one of auto, off, think"),
         ("ingress: {affinity_headers: x-a}", r"^ingress\.affinity_headers: expected a list of strings"),
         ("ingress: {affinity_headers: [1]}", r"^ingress\.affinity_headers: expected a list of strings"),
         ("store: {commit_timeout_s: 0}", r"^store\.commit_timeout_s: 0\.0; it must be above 0"),

@@ -21,6 +21,7 @@ from actors.model.detokenizer import Detokenizer
 from actors.model.text import load_text
 from actors.model.tokenizer import Tokenizer
 from configs import ModelConfig
+from configs.load import REASONING_FORMATS, TOOL_FORMATS
 from tests.model.conftest import train_byte_level, write_folder
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": {}}}]
@@ -199,6 +200,8 @@ def test_the_configuration_has_the_last_word(family: Callable[[str], Family]) ->
     assert (off.tools, off.reasoning) == (None, None)
     named = reply_format(ModelConfig(tool_format="llama3", reasoning="think_brackets"), tokenizer, takes_tools=True)
     assert (named.tools, named.reasoning) == (ToolFormat.LLAMA3, REASONING["think_brackets"])
+    assert TOOL_FORMATS == ("auto", "off", *(kind.value for kind in ToolFormat))
+    assert REASONING_FORMATS == ("auto", "off", *REASONING)
 
 
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
