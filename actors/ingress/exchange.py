@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from starlette.datastructures import Headers
@@ -116,7 +117,7 @@ class Exchange:
             if self._keeping is not None:
                 await self._keeping.begun(choices)
             if request.stream:
-                await self._stream(choices, voice, life)
+                await self._stream(choices, voice, life, lambda error: _as_asked(error, request, calls[0]))
             else:
                 await self._whole(choices, voice, life)
         except ApiError as error:
@@ -138,7 +139,9 @@ class Exchange:
             choices.append(Choice(index, running, decoder, reading.reader, prompt=prompt))
         return choices
 
-    async def _stream(self, choices: list[Choice], voice: Voice, life: Lifeline) -> None:
+    async def _stream(
+        self, choices: list[Choice], voice: Voice, life: Lifeline, as_asked: Callable[[ApiError], ApiError]
+    ) -> None:
         config = self._ingress.config.ingress
         stream = AnswerStream(
             choices,
@@ -149,6 +152,7 @@ class Exchange:
             flush_s=config.flush_s,
             keepalive_after_s=config.keepalive_after_s,
             keeping=self._keeping,
+            as_asked=as_asked,
         )
         await stream.run()
 

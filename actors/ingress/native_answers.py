@@ -43,11 +43,12 @@ class NativeVoice:
         self._incremental = incremental
         self._logprobs = logprobs
         self._token_bytes = token_bytes
-        self._texts = [""] * len(names)
         self._told: dict[int, Choice] = {}
         """Replies that something was said of."""
+        self._texts = [""] * len(names)
+        """What the next event of each reply tells."""
         self._counted = [0] * len(names)
-        """How many ids of each reply were told, and log probabilities: where only what is new is told."""
+        """How many ids of each reply need not be told again, and log probabilities."""
         self._scored = [0] * len(names)
 
     def opens(self, choice: Choice) -> bytes:
@@ -55,19 +56,11 @@ class NativeVoice:
         return b""
 
     def says(self, choice: Choice, parts: Sequence[Part]) -> bytes:
-        """Nothing for the last of a reply: its end tells it as well, in one event."""
-        fresh = "".join(part.text for part in parts if isinstance(part, TextPart))
-        if not self._incremental:
-            fresh = self._texts[choice.index] + fresh
-        elif choice.end is not None:
-            fresh = self._texts[choice.index] + fresh  # Not told yet.
-        self._texts[choice.index] = fresh
-        if choice.end is not None and is_answer(choice.end):
+        """Nothing for the last of a reply: its end, or its failure, tells that as well, in one event."""
+        self._texts[choice.index] += "".join(part.text for part in parts if isinstance(part, TextPart))
+        if choice.end is not None and (is_answer(choice.end) or not self._listed):
             return b""
-        data = self._event(choice)
-        if self._incremental:
-            self._texts[choice.index] = ""
-        return data
+        return self._event(choice)
 
     def ends(self, choice: Choice) -> bytes:
         return self._event(choice)
@@ -80,7 +73,7 @@ class NativeVoice:
         body: Json = dict(error.body(request_id))
         if len(self._names) == 1 and (choice := self._told.get(0)) is not None:
             reason = {"type": "abort", "message": error.message, "status_code": error.status, "err_type": error.code}
-            body |= self._object(choice, self._texts[0], choice.ids, self._meta(choice, reason))
+            body |= self._object(choice, self._texts[0], choice.ids[self._counted[0] :], self._meta(choice, reason))
         return event(body, "error") + DONE
 
     def waits(self) -> bytes:
@@ -92,11 +85,11 @@ class NativeVoice:
 
     def _event(self, choice: Choice) -> bytes:
         at = choice.index
-        since = self._counted[at] if self._incremental else 0
-        self._counted[at] = len(choice.ids)
-        meta = self._finished(choice) if choice.end is not None else self._meta(choice, None)
-        told = self._object(choice, self._texts[at], choice.ids[since:], meta)
-        self._scored[at] = len(choice.logprobs)
+        over = choice.end is not None and is_answer(choice.end)
+        meta = self._finished(choice) if over else self._meta(choice, None)
+        told = self._object(choice, self._texts[at], choice.ids[self._counted[at] :], meta)
+        if self._incremental:
+            self._texts[at], self._counted[at], self._scored[at] = "", len(choice.ids), len(choice.logprobs)
         if self._listed:
             told["index"] = at
         return event(told)
@@ -124,8 +117,7 @@ class NativeVoice:
             "weight_version": choice.running.weights or UNKNOWN_WEIGHTS,
         }
         if self._logprobs:
-            since = self._scored[choice.index] if self._incremental else 0
-            meta |= self._scores(choice.logprobs[since:])
+            meta |= self._scores(choice.logprobs[self._scored[choice.index] :])
         return meta
 
     def _scores(self, told: Sequence[Told]) -> Json:

@@ -41,7 +41,7 @@ async def server_info(ingress: Ingress, request: Request) -> Response:
         "tokenizer_path": ingress.text.name,
         "served_model_name": ingress.text.name,
         "context_length": ingress.text.max_context,
-        "tp_size": 1,
+        "tp_size": config.workers.tensor_parallel,
         "dp_size": len(ready(members)),
         "max_running_requests": config.engine.max_running,
         "incremental_streaming_output": config.ingress.incremental_streaming_output,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.types import Send
 
@@ -46,8 +46,10 @@ class AnswerStream:
         flush_s: float,
         keepalive_after_s: float,
         keeping: Keeping | None = None,
+        as_asked: Callable[[ApiError], ApiError] = lambda error: error,
     ) -> None:
         self._choices = choices
+        self._as_asked = as_asked
         self._life = life
         self._voice = voice
         self._keeping = keeping
@@ -102,6 +104,7 @@ class AnswerStream:
 
     async def _fail(self, error: ApiError, data: bytes) -> None:
         """An error event, or, when nothing was sent or made yet, the error itself."""
+        error = self._as_asked(error)
         await self._ended(error)
         if not self._writer.started and not data:
             raise error

@@ -244,11 +244,12 @@ def test_an_error_before_the_first_token_is_a_real_status() -> None:
     run(check())
 
 
-def test_an_error_after_the_first_token_tells_what_was_made() -> None:
+@pytest.mark.parametrize("incremental", [False, True])
+def test_an_error_after_the_first_token_tells_what_was_made(incremental: bool) -> None:
     """E3, E4: one error event, in which SGLang's clients find the text and the reason; then the end marker."""
 
     async def check() -> None:
-        async with edge() as at:
+        async with edge(incremental_streaming_output=incremental) as at:
             call = generate(at.client, stream=True, rid="r")
             await at.worker.submitted.wait()
             submit = at.worker.submits[0]
@@ -261,7 +262,8 @@ def test_an_error_after_the_first_token_tells_what_was_made() -> None:
         assert done == "[DONE]"
         assert error["error"]["reason"] == "running_timeout"
         assert error["error"]["partial"] == {"text": "1234", "completion_tokens": 4}
-        assert (error["text"], error["output_ids"]) == ("1234", list(b"1234"))
+        text = "4" if incremental else "1234"
+        assert (error["text"], error["output_ids"]) == (text, list(text.encode()))
         reason = error["meta_info"]["finish_reason"]
         assert (reason["type"], reason["status_code"], reason["err_type"]) == ("abort", 503, "running_timeout")
         assert sum("error" in event for event in call.events[:-1]) == 1
