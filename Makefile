@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export RAY_USAGE_STATS_ENABLED = 0
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: setup check test test-fast soak churn chaos simulate mutants cases serve chat bench bench-in-process bench-aborts \
+.PHONY: setup check test test-fast soak churn chaos rolling simulate mutants cases serve chat bench bench-in-process bench-aborts \
 	bench-layers bench-store fix clean
 
 STAMP := $(VENV)/.ready
@@ -45,6 +45,10 @@ churn: setup
 # Sessions under a seeded fate that kills, freezes and drains; see tests/e2e/chaos.py.
 chaos: setup
 	$(BIN)/python -m tests.e2e.chaos
+
+# 10,000 requests while every worker is replaced twice and scaled 1-3-1: not one may fail.
+rolling: setup
+	$(BIN)/python -m tests.e2e.rolling
 
 # The pool's own policies against synthetic traces of up to 1,000 workers.
 simulate: setup
