@@ -16,7 +16,7 @@ from actors.ingress import aborts_api, anthropic_api, service_api, sessions_api,
 from actors.ingress.access_log import AccessLog, open_access_log
 from actors.ingress.auth import Gate
 from actors.ingress.core import Ingress
-from actors.ingress.edge_limits import HeadLimit, cors
+from actors.ingress.edge_limits import AnthropicIds, HeadLimit, cors
 from actors.ingress.errors import Invalid
 from actors.ingress.exchange import GenerateEndpoint
 from actors.ingress.http_io import path_of, request_id_of
@@ -48,6 +48,7 @@ def build_app(ingress: Ingress) -> Starlette:
     edge = ingress.config.ingress
     middleware = [
         *cors(edge.cors_origins),
+        Middleware(AnthropicIds),
         Middleware(HeadLimit, limit_bytes=edge.max_header_bytes),
         Middleware(Gate, ingress=ingress),
     ]
@@ -103,7 +104,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
         code=codes.get(status, "invalid_value"),
         status=status,
     )
-    answer = error_answer(invalid, request_id_of(request.headers), path_of(request.scope))
+    request_id = request_id_of(request.headers)
+    answer = error_answer(invalid, request_id, path_of(request.scope))
+    answer.headers["x-request-id"] = request_id
     if isinstance(error, HTTPException) and error.headers:
         answer.headers.update(error.headers)
     return answer

@@ -1,4 +1,5 @@
-"""What stands around the application, the gate included: how large a request's head may be, and other sites' pages."""
+"""What stands around the application, the gate included: how large a request's head may be, other sites' pages, names
+of requests."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.ingress.error_shapes import error_body
+from actors.ingress.error_shapes import error_body, is_anthropic
 from actors.ingress.errors import Invalid
-from actors.ingress.http_io import request_id_of, send_json
+from actors.ingress.http_io import path_of, request_id_of, send_json
 
-EXPOSED_HEADERS = ("x-request-id", "x-remora-worker", "retry-after", "x-should-retry")
+EXPOSED_HEADERS = ("x-request-id", "request-id", "x-remora-worker", "retry-after", "x-should-retry")
 PREFLIGHT_MAX_AGE_S = 600
 _PER_HEADER = 4
 """`: ` and the line's end."""
@@ -32,10 +33,30 @@ class HeadLimit:
             request_id = request_id_of(Headers(scope=scope))
             message = f"The path, query and headers together are longer than {self._limit} bytes."
             error = Invalid(None, message, code="headers_too_large", status=431)
-            body = error_body(error, request_id, scope["path"])
+            body = error_body(error, request_id, path_of(scope))
             await send_json(send, error.status, body, {"x-request-id": request_id, **error.headers()})
             return
         await self._app(scope, receive, send)
+
+
+class AnthropicIds:
+    """ASGI middleware: answers of Anthropic's routes name the request as its clients read it, too, in `request-id`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not is_anthropic(path_of(scope)):
+            await self._app(scope, receive, send)
+            return
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                ids = [(b"request-id", value) for name, value in message["headers"] if name == b"x-request-id"]
+                message = {**message, "headers": [*message["headers"], *ids]}
+            await send(message)
+
+        await self._app(scope, receive, named)
 
 
 def head_bytes(scope: Scope) -> int:

@@ -22,9 +22,12 @@ _TIMEOUTS = frozenset({Reason.RUNNING_TIMEOUT, Reason.DEADLINE})
 
 def error_body(error: ApiError, request_id: str, path: str) -> dict[str, Any]:
     """For an error that is told outside of any API's own code: by the gate, by limits, for unknown routes."""
-    if path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/"):
-        return anthropic_error(error, request_id)
-    return error.body(request_id)
+    return anthropic_error(error, request_id) if is_anthropic(path) else error.body(request_id)
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether Anthropic's clients ask there."""
+    return path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
 
 
 def anthropic_error(error: ApiError, request_id: str) -> dict[str, Any]:

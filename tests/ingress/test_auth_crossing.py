@@ -199,10 +199,13 @@ def named(value: Any, name: str) -> Any:
     return json.loads(json.dumps(value).replace("{name}", name)) if value is not None else None
 
 
+_OF_ONE_REQUEST = ("x-request-id", "request-id", "content-length")
+
+
 def comparable(call: Call, name: str) -> tuple[int, str, dict[str, str]]:
     """An answer without what is different in every answer."""
     body = call.body.decode().replace(name, "…")
-    headers = {key: value for key, value in call.headers.items() if key not in ("x-request-id", "content-length")}
+    headers = {key: value for key, value in call.headers.items() if key not in _OF_ONE_REQUEST}
     return call.status, body.replace(call.headers["x-request-id"], "…"), headers
 
 

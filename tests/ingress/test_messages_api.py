@@ -210,6 +210,7 @@ def test_an_error_before_the_first_token_is_a_real_status(stream: bool, reason: 
         assert body["error"]["type"] == kind
         assert body["error"]["reason"] == reason.value
         assert body["request_id"] == body["error"]["request_id"] == call.headers["x-request-id"]
+        assert call.headers["request-id"] == body["request_id"]
 
     run(check())
 
@@ -253,6 +254,7 @@ def test_refusals_of_the_gate_and_of_the_router_have_anthropics_envelope_too() -
         assert told == [(401, "error", "authentication_error"), (429, "error", "rate_limit_error")]
         for call, status in ((wrong_way, 405), (counted, 400), (heavy, 431)):
             assert (call.status, call.json()["type"]) == (status, "error")
+            assert call.headers["request-id"] == call.json()["request_id"]
             assert call.json()["error"]["type"] == "invalid_request_error"
         assert limited.headers["retry-after"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx2
 import pytest
 from pydantic import BaseModel
 
@@ -46,6 +47,7 @@ def test_a_message_and_a_stream_of_it(web: Web) -> None:
     message = made.messages.create(system="Be brief.", **ask)
     assert [block.text for block in message.content if block.type == "text"] == [want]
     assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 12)
+    assert message._request_id.startswith("req-")  # type: ignore[union-attr]
     counted = made.messages.count_tokens(model="toy", system="Be brief.", messages=user("hi"))
     assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
     with made.messages.stream(system=[{"type": "text", "text": "Be brief."}], **ask) as stream:
@@ -82,6 +84,18 @@ def test_closing_a_stream_ends_the_request(web: Web) -> None:
         next(iter(stream.text_stream))
     web.wait_until(lambda: web.at.ingress.metrics.open_requests == 0)
     web.wait_until(lambda: all(web.at.pages(name)["request_owned"] == 0 for name in ("w1", "w2")))
+
+
+def test_an_aborted_message_says_so(web: Web) -> None:
+    """A1, E3: what there is of it, with a stop reason that nobody takes for the end."""
+    made = client(web)
+    aborts: Any = {"cast_to": httpx2.Response, "body": {"rid": "long"}}
+    with made.messages.stream(model="toy", max_tokens=7000, messages=user("x"), extra_body={"rid": "long"}) as stream:
+        next(iter(stream.text_stream))
+        made.post("/v1/aborts", **aborts)
+        final = stream.get_final_message()
+    assert final.stop_reason == "abort"
+    assert final.usage.output_tokens > 0
 
 
 def test_errors_are_the_clients_own_kinds(web: Web) -> None:
