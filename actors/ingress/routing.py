@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from actors.ingress import placement
+from actors.ingress import finding, placement
 from actors.ingress.channel import Channels, spawn
 from actors.ingress.errors import ApiError, weights_gone
 from actors.ingress.parking import Parking
@@ -143,6 +143,10 @@ class Router:
         """The last list heard of, if it is recent enough to mean anything."""
         return self._members if self._members_age_s() <= MAX_STALE_S else []
 
+    def _heard_of(self) -> set[str]:
+        """Workers that this ingress knows a way to, however long ago it heard of them."""
+        return {member.worker_id for member in self._members} | set(self.channels.open_lines())
+
     def weights_of(self, worker_id: str | None) -> str:
         """Version of a worker's weights, as the last list of workers said."""
         return next((member.weights for member in self._members if member.worker_id == worker_id), "")
@@ -231,13 +235,15 @@ class Router:
             await asyncio.sleep(ASK_AGAIN_S)
 
     async def _find(self, tenant: str, use: SessionUse, avoid: str | None) -> Placement:
+        if self._members_age_s() >= self._members_ttl_s:
+            self._refresh()  # For the day on which the pool cannot be asked.
         if use.create and avoid is None:
             try:
                 return await self.open_session(tenant, use.session_id, use)
             except SessionExists:
                 pass  # The worker decides whether it has history (rule S14).
         try:
-            return await self.pool.place(tenant, use.session_id, avoid=avoid)
+            return await finding.place(self.pool, tenant, use.session_id, avoid=avoid, workers=self._heard_of)
         except SessionUnknown:
             raise ApiError(
                 Reason.SESSION_UNKNOWN,
