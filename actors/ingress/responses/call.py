@@ -21,11 +21,11 @@ from actors.ingress.responses.ids import Kind, ResponseId, new_token, token_of
 from actors.ingress.responses.items import as_messages
 from actors.ingress.responses.live import Book, Link, Live
 from actors.ingress.responses.predecessors import close_unused, fork, goes_after, place
-from actors.ingress.responses.shelf import STORE_WAIT_S, Mark, NotKept, Shelf, stubbornly
+from actors.ingress.responses.shelf import STORE_WAIT_S, Deleted, Mark, NotKept, Shelf, stubbornly
 from actors.ingress.responses.told import Told
 from actors.ingress.responses.tools import check_shown
 from actors.ingress.responses.voice import ResponseVoice
-from actors.ingress.responses.wording import NOT_STORED, explained, unknown_response
+from actors.ingress.responses.wording import NOT_STORED, explained, key_expired, unknown_response
 from actors.ingress.text import TextModel
 from actors.ingress.voice import Voice
 from actors.messages import Reason, Stage
@@ -207,9 +207,11 @@ class ResponseCall:
         await stubbornly(said, "a response is missing among the items of its conversation")
 
     async def _sent_before(self) -> Told | None:
-        """The response to a request of this name, if there is one (rule T2). Raises StoreError."""
+        """The response to a request of this name, if there is one (rule T2). Raises ApiError, StoreError."""
         try:
             return (await self._tools.shelf.find(self._tenant, self._told.id)).told if self._named else None
+        except Deleted:
+            raise key_expired("was deleted") from None
         except NotKept:
             return None
 

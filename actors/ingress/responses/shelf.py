@@ -14,7 +14,7 @@ from typing import TypeVar
 from actors.ingress.channel import spawn
 from actors.ingress.errors import ApiError
 from actors.ingress.responses.told import Told
-from actors.messages import Reason, Stage
+from actors.ingress.responses.wording import key_expired, key_reused
 from actors.ports import PoolPort
 from actors.records import ClaimStatus, PutStatus, ResultState, StoreError, StoreFull
 from configs.schema import RemoraConfig
@@ -80,9 +80,9 @@ class Shelf:
         owner = uuid.uuid4().hex
         claim = await in_time(self._pool.claim_result(tenant, _key(told.id), digest=digest, owner=owner))
         if claim.status is ClaimStatus.CONFLICT:
-            text = "This key was used with another body."
-            code = "idempotency_key_reused"
-            raise ApiError(Reason.INVALID, text, param="Idempotency-Key", stage=Stage.ROUTING, code=code, status=422)
+            raise key_reused()
+        if claim.status is ClaimStatus.EXPIRED:
+            raise key_expired("is no longer kept")
         if claim.status is not ClaimStatus.CLAIMED:
             return None
         body = self._fitting(told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actors.ingress.errors import ApiError
 from actors.ingress.responses.body import RENAMED, Asked
+from actors.ingress.results import HEADER
 from actors.messages import Reason, Stage
 
 NOT_STORED = "it was made with `store: false`"
@@ -23,6 +24,17 @@ def unknown_conversation(conversation_id: str, param: str = "conversation_id") -
     shown = conversation_id if len(conversation_id) <= 100 else conversation_id[:100] + "…"
     text = f"There is no conversation {shown!r}: it was never made, was deleted, or its time is over."
     return ApiError(Reason.SESSION_UNKNOWN, text, param=param, stage=Stage.ROUTING, code="conversation_not_found")
+
+
+def key_expired(what: str) -> ApiError:
+    text = f"A request of this key was answered; its response {what}. Use another key to ask anew."
+    code = "idempotency_key_expired"
+    return ApiError(Reason.INVALID, text, param=HEADER, stage=Stage.ROUTING, code=code)
+
+
+def key_reused() -> ApiError:
+    text, code = "This key was used with another body.", "idempotency_key_reused"
+    return ApiError(Reason.INVALID, text, param=HEADER, stage=Stage.ROUTING, code=code, status=422)
 
 
 def explained(error: ApiError, asked: Asked | None, *, places_instructions: bool) -> ApiError:

@@ -250,6 +250,21 @@ def test_input_items_are_listed_page_by_page(tmp_path: Path) -> None:
     run(check())
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_a_key_whose_response_was_deleted_says_so(tmp_path: Path, background: bool) -> None:
+    """T2: it is neither answered with nothing nor run anew unseen."""
+
+    async def check() -> None:
+        async with asking(tmp_path) as (_, api):
+            key = {"idempotency-key": "k"}
+            made = await api.ask("one", key)
+            assert (await api.delete(f"/v1/responses/{made['id']}")).status == 200
+            again = await api.start("one", key, background=background).whole()
+            assert (again.status, again.json()["error"]["code"]) == (400, "idempotency_key_expired")
+
+    run(check())
+
+
 @pytest.mark.parametrize("streams", [(False, False), (True, False), (False, True)])
 def test_a_request_sent_again_is_the_same_response(
     tmp_path: Path, streams: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
