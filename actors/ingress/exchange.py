@@ -114,8 +114,7 @@ class Exchange:
         voice = self._api.voice(request, self._ingress.text)
         try:
             choices = self._start(request, calls)
-            if self._keeping is not None:
-                await self._keeping.begun(choices)
+            await self._begun(choices)
             if request.stream:
                 await self._stream(choices, voice, life, lambda error: _as_asked(error, request, calls[0]))
             else:
@@ -125,6 +124,16 @@ class Exchange:
         finally:
             for running in self._running:
                 running.abandon()
+
+    async def _begun(self, choices: list[Choice]) -> None:
+        """Raises ApiError, for a request that no worker has yet: this is its end."""
+        if self._keeping is None:
+            return
+        try:
+            await self._keeping.begun(choices)
+        except ApiError as error:
+            self._meter.end(Outcome.ABORT, error.reason, error.stage)
+            raise
 
     def _start(self, request: GenerationRequest, calls: list[Call]) -> list[Choice]:
         """Send every reply on its way."""

@@ -272,6 +272,8 @@ def test_one_sent_again_is_the_same(tmp_path: Path) -> None:
             other = await api.start("other", key, **asked).whole()
             assert (other.status, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
             assert at.shell().stats()["output_tokens"] == 100
+            labels = at.ingress.metrics.ended.labels("abort", "invalid", "routing")
+            assert labels._value.get() == 1, "E6"
 
     run(check())
 
