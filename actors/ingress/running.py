@@ -180,6 +180,8 @@ class Running:
                 if self._over:
                     return
                 self._give_up_attempt()
+            if self._over or self._ended_here is not None:
+                return  # As in `_submit`: the cancellation met the pool's answer.
             self._patience.check()
             if parked:
                 await self._router.parking.wait(self._patience.left_s())

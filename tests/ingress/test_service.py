@@ -9,8 +9,10 @@ import pytest
 
 from actors.ingress.aborts_api import Found, merged, read_abort
 from actors.ingress.errors import ApiError
+from actors.ingress.routing import Call, Target
 from actors.ingress.validate import Fields
-from actors.messages import Abort, AbortHit, AbortReport, SamplingParams, Stage, Submit
+from actors.messages import Abort, AbortHit, AbortReport, Reason, SamplingParams, Stage, Submit
+from actors.ports import NoWorker
 from tests.ingress.asgi import eventually, run
 from tests.ingress.harness import edge
 from tests.ingress.scripted import says
@@ -185,6 +187,31 @@ def test_a_parked_request_can_be_aborted() -> None:
             assert call.status == 200
             assert call.json()["choices"][0]["finish_reason"] == "abort"
             assert not other.task.done()
+
+    run(check())
+
+
+def test_an_abort_that_meets_the_pools_answer_is_not_lost() -> None:
+    """A1, A7: `wait_for` swallows a cancellation that comes with its result (before Python 3.12)."""
+
+    async def check() -> None:
+        async with edge() as at:
+            answer: asyncio.Future[Target] = asyncio.get_running_loop().create_future()
+            asked = asyncio.Event()
+
+            async def target(call: Call, avoid: str | None) -> Target:
+                asked.set()
+                return await answer
+
+            at.ingress.router.target = target  # type: ignore[method-assign]
+            call = at.client.chat(rid="job")
+            await asked.wait()
+            answer.set_exception(NoWorker("none is ready"))
+            await asyncio.sleep(0)
+            (running,) = at.ingress.router.running
+            running.end_here(Reason.CLIENT_ABORT, "Aborted by the client.")
+            await asyncio.wait_for(call.whole(), 5.0)
+            assert call.json()["choices"][0]["finish_reason"] == "abort"
 
     run(check())
 
