@@ -158,12 +158,12 @@ class ServePool:
         status: PutStatus = unwrap(await self._call("put_result", (tenant, key), options), StoreError)
         return status
 
-    async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
-        return bool(unwrap(await self._call("release_result", (tenant, key), {"owner": owner}), StoreError))
     async def get_result(self, tenant: str, key: str) -> ResultRecord | None:
         record: ResultRecord | None = unwrap(await self._call("get_result", (tenant, key), {}), StoreError)
         return record
 
+    async def release_result(self, tenant: str, key: str, *, owner: str) -> bool:
+        return bool(unwrap(await self._call("release_result", (tenant, key), {"owner": owner}), StoreError))
 
     async def list_sessions(self, tenant: str, *, after: str, limit: int) -> list[SessionRecord]:
         options = {"after": after, "limit": limit}

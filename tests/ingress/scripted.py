@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from actors.messages import (
@@ -161,11 +162,11 @@ class ScriptedPool:
         self.ready = True
         self.rollback = SessionRolledBack(reason=Reason.PARENT_UNKNOWN, message="the session has no such turn")
         self._generation = 0
+        self.results: dict[tuple[str, str], ResultRecord] = {}
 
     async def members(self) -> list[Member]:
         return [Member(w.worker_id, "READY", 0) for w in self.workers.values() if w.alive and self.ready]
 
-        self.results: dict[tuple[str, str], ResultRecord] = {}
     async def wake(self) -> None:
         self.wakes += 1
 
