@@ -19,7 +19,7 @@ from actors.ingress.prompts import Continues, Prompt, PromptSource, total_work
 from actors.ingress.replying import held_to
 from actors.ingress.routing import Call, Router, SessionUse
 from actors.ingress.text import TextModel
-from actors.messages import Reason, Submit
+from actors.messages import Grammar, Reason, Submit
 from actors.ports import PoolPort
 from configs.schema import RemoraConfig
 
@@ -74,11 +74,13 @@ class Ingress:
         resume = request.resume or not request.stream  # Of a whole answer nothing is shown before the end.
         weight = self.keys.weight(tenant)
         calls = []
+        grammar: Grammar | None = None
         for index in range(request.replies):
             prompt_of = rendered[index // request.choices]
             submit = _submit(request, index, tenant, weight, prompt_of.ids)
             prompt = request.prompts[index // request.choices]
-            grammar = held_to(prompt, self.text, submit.input_ids, submit.grammar, request.grammar_field)
+            if index % request.choices == 0:
+                grammar = held_to(prompt, self.text, submit.input_ids, submit.grammar, request.grammar_field)
             submit = submit if grammar is submit.grammar else replace(submit, grammar=grammar)
             calls.append(Call(submit, request.session, affinity, prompt_of.turn_refused, resume))
         return calls

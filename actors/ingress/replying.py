@@ -15,6 +15,8 @@ from actors.ingress.replies.reader import reply_reader
 from actors.ingress.text import TextModel
 from actors.messages import Grammar, Submit
 
+MAX_GRAMMAR = 512 * 2**10
+"""Characters of one grammar."""
 _LAST_IDS = 32
 """In these, at the end of a prompt, the tag that begins reasoning is found."""
 
@@ -47,9 +49,13 @@ def held_to(
         return answer
     thinking = is_thinking(text, ids)
     try:
-        return reply_grammar(text.replies, prompt.tools or (), prompt.demand, answer, thinking=thinking)
+        grammar = reply_grammar(text.replies, prompt.tools or (), prompt.demand, answer, thinking=thinking)
     except CannotHold as error:
         raise Invalid(field, f"This cannot be enforced: {error}.", code="unsupported_value") from error
+    if grammar is not None and len(grammar.text) > MAX_GRAMMAR:
+        message = f"The schemas of tools and answer are too long to be enforced: {len(grammar.text)} characters of at "
+        raise Invalid(field, f"{message}most {MAX_GRAMMAR} in all.", code="string_above_max_length")
+    return grammar
 
 
 def is_thinking(text: TextModel, ids: Sequence[int]) -> bool:

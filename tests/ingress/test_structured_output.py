@@ -49,7 +49,7 @@ async def idle(at: Cluster) -> None:
     await eventually(lambda: at.pages()["request_owned"] == 0 and at.ingress.metrics.open_requests == 0)
     await eventually(lambda: at.shell()._grammar_effects.compiling == 0)
     matchers = at.shell().runner.matchers
-    assert matchers is None or len(matchers) == 0
+    await eventually(lambda: matchers is None or len(matchers) == 0)
 
 
 def conforms(text: str) -> bool:

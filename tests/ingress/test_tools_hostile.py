@@ -90,6 +90,20 @@ def test_a_wrong_value_is_400_naming_the_field(param: str, fields: dict[str, Any
     run(check())
 
 
+def test_what_is_too_long_to_be_enforced_is_refused() -> None:
+    """I1: as many replies as may be cost one grammar, and that has its limit."""
+
+    async def check() -> None:
+        async with edge(says("x"), max_context=2**20) as at:
+            fields: dict[str, Any] = {"tool_choice": "required", **schema(description="x" * 600_000)}
+            call = await at.client.chat(n=128, **fields).whole()
+            assert (call.status, call.json()["error"]["param"]) == (400, "tool_choice")
+            assert at.worker.submits == []
+            assert (await at.client.chat(**schema(description="x" * 2000)).whole()).status == 200
+
+    run(check())
+
+
 def test_odd_messages_about_calls_are_400() -> None:
     """I1: what a client sends back of an earlier answer."""
     wrong: list[tuple[str, dict[str, Any]]] = [
