@@ -36,7 +36,10 @@ def moved_schema(schema: Any, to: str) -> Any:
 
 
 def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """These characters and no others."""
+    if all(character.isprintable() or character == "\n" for character in text):
+        return json.dumps(text, ensure_ascii=False)
+    return "/" + "".join(f"\\x{{{ord(character):x}}}" for character in text) + "/"
 
 
 def in_slashes(pattern: str) -> str:

@@ -298,6 +298,28 @@ def test_no_arguments_but_those_that_have_names(kind: ToolFormat) -> None:
             assert held.takes(call, format) == right
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    "odd",
+    ["a ::= b", "\nroot ::= x\n", "// c", "start: x", '"""', "\u2028 é 😀", "\\ / \" ' { } \\u", "\x7f\x01\t", "%json"],
+)
+def test_what_schemas_say_is_no_notation(kind: ToolFormat, odd: str) -> None:
+    """I1: texts that would mean something to the library mean nothing within a schema; choices are what they are."""
+    properties = {"e": {"enum": [odd, "b"]}, "c": {"type": "integer", "description": odd, "title": odd}}
+    schema = {"type": "object", "properties": properties, "required": ["e", "c"]}
+    tools = [{"type": "function", "function": {"name": "now", "parameters": schema}}]
+    format, matchers = model_of(kind, special=False)
+    grammar = reply_grammar(format, tools, Demand(named="now"), None, thinking=False)
+    assert grammar is not None
+    held = Held(format, matchers, grammar)
+    choices = set()
+    for seed in range(6):
+        calls, text, _ = read(format, held.writes(seed))
+        assert text == ""
+        choices.add(calls[0][1]["e"])
+    assert choices <= {odd, "b"}
+
+
 def test_a_schema_that_cannot_be_enforced_is_refused_where_it_is_strict() -> None:
     """Elsewhere what cannot be enforced is left out."""
     format, _ = model_of(ToolFormat.HERMES, special=False)
