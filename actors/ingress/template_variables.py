@@ -17,7 +17,7 @@ _OURS = frozenset(
         *("bos_token", "eos_token", "unk_token", "pad_token", "raise_exception", "strftime_now"),
     }
 )
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _NAME = "chat_template_kwargs"
 
 
