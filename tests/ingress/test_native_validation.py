@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
+from hypothesis import settings as settings_of
 from hypothesis import strategies as st
 
 from actors.ingress.errors import ApiError
@@ -244,6 +245,7 @@ SETTINGS = st.dictionaries(
 )
 
 
+@settings_of(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(NAMES, VALUES, max_size=5), SETTINGS)
 def test_any_value_anywhere_is_read_or_refused(fields: dict[str, Any], given_settings: dict[str, Any]) -> None:
     """I1: an error of the caller's, naming a field, or a request; never anything else."""
