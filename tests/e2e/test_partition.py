@@ -16,10 +16,10 @@ WITHIN_S = 280.0
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_worker_that_is_cut_off_is_given_up_and_comes_back_as_another(tmp_path: Path) -> None:
-    """T1, T3, T4, T6, P1: twice, for longer than `dead_s` and for longer than Ray is patient. Turns that ran there are
-    run again unseen, resumed, or end `worker_lost`; its sessions go on elsewhere with their whole history under the
-    next epoch; it ends its requests by itself; what it stores too late counts for nothing; once the cable is mended it
-    ends and another takes its place; no turn is lost or there twice, and nothing is left. See `partition_story`."""
+    """T1, T3, T4, T6, P1: for longer than `dead_s`. Turns that ran there are run again unseen, resumed, or end
+    `worker_lost`; its sessions go on elsewhere with their whole history under the next epoch; it ends its requests by
+    itself; what it stores too late counts for nothing; once the cable is mended it ends and another takes its place; no
+    turn is lost or there twice, and nothing is left. See `partition_story`."""
     if netns.why_not():
         pytest.skip(netns.why_not())
     status, printed = netns.run_alone([sys.executable, "-m", "tests.e2e.partition_story", str(tmp_path)], WITHIN_S)
