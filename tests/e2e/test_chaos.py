@@ -33,9 +33,9 @@ SEED, SECONDS, PAUSE_S = 11, 20.0, 2.0
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_what_was_acknowledged_survives_whatever_is_killed(tmp_path: Path) -> None:
-    """T1, T2, T3, T4, T5, T6, E6, K6: workers are killed and frozen, ingress, pool, store, proxy and controller are
-    killed, workers are added and drained: no acknowledged turn is lost, none runs twice or without its history, no
-    stream has a gap, and nothing is left at the end."""
+    """T1, T2, T3, T4, T5, T6, E6, K6: workers are killed, frozen and stuck, ingress and pool killed and frozen, store,
+    proxy and controller killed, workers added and drained: no acknowledged turn is lost, none runs twice or without its
+    history, no stream has a gap, and nothing is left at the end."""
     with rigged(tmp_path, CONFIG, nodes=1) as rig:
         ledger = asyncio.run(chaos(rig, seed=SEED, seconds=SECONDS, sessions=4, passersby=1, pause_s=PAUSE_S))
     print(chaos_report.table(ledger))
@@ -45,10 +45,11 @@ def test_what_was_acknowledged_survives_whatever_is_killed(tmp_path: Path) -> No
 
 
 def test_a_plan_comes_from_its_seed_and_begins_with_one_of_each_kind() -> None:
-    first, again = (blows(random.Random(SEED), 60.0, 2.0, nodes=True) for _ in range(2))
+    first, again = (blows(random.Random(SEED), 60.0, 2.0, nodes=True, parted=True) for _ in range(2))
     assert first == again
     assert {blow.kind for blow in first[: len(KINDS)]} == set(KINDS)
-    assert not any(blow.kind == "node killed" for blow in blows(random.Random(SEED), 60.0, 2.0, nodes=False))
+    fewer = {blow.kind for blow in blows(random.Random(SEED), 60.0, 2.0, nodes=False)}
+    assert fewer == {kind for kind in KINDS if kind != "node killed" and not kind.startswith("cut off")}
 
 
 class Judged:
