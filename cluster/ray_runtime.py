@@ -77,15 +77,19 @@ def open_remote_store(config: RemoraConfig) -> SessionStore:
             ray.kill(handle, no_restart=True)
             handle = _store_actor(config, opened_with)
             ray.get(handle.ready.remote(*opened_with), timeout=config.cluster.start_timeout_s)
-        elif _code_of(handle) != code_digest():
+        elif _code_of(handle) not in (None, code_digest()):
             _restart_store(handle, opened_with, config.cluster.start_timeout_s)
     except (RayError, GetTimeoutError) as error:
         raise StoreError(cause_of(error)) from error
     return RemoteStore(RayStoreLink(handle, config.store.commit_timeout_s), config.store.commit_timeout_s)
 
 
-def _code_of(handle: Any) -> str:
-    return str(ray.get(handle.code.remote(), timeout=STORE_ANSWER_S))
+def _code_of(handle: Any) -> str | None:
+    """What the store's process runs on; None when it cannot be asked just now. Raises RayError, GetTimeoutError."""
+    try:
+        return str(ray.get(handle.code.remote(), timeout=STORE_ANSWER_S))
+    except ActorUnavailableError:
+        return None
 
 
 def _is_ready(handle: Any, opened_with: tuple[object, ...], timeout_s: float) -> bool:
@@ -104,11 +108,11 @@ def _restart_store(handle: Any, opened_with: tuple[object, ...], timeout_s: floa
     _shut_store(handle)
     ray.kill(handle, no_restart=False)
     give_up_at = time.monotonic() + timeout_s
-    while not _is_ready(handle, opened_with, timeout_s):
+    while not _is_ready(handle, opened_with, timeout_s) or (code := _code_of(handle)) is None:
         if time.monotonic() > give_up_at:
             raise GetTimeoutError("the store's process does not come back")
         time.sleep(LOST_PAUSE_S)
-    if _code_of(handle) != code_digest():
+    if code != code_digest():
         logger.warning("the store's process has other code than this one, also when started anew")
 
 
