@@ -9,6 +9,7 @@ from actors.ingress.errors import Invalid
 from actors.ingress.generation import MAX_CHOICES, read_session_use
 from actors.ingress.openai_completion import ids_of
 from actors.ingress.prompts import IdsPrompt, PromptSource, TextPrompt
+from actors.ingress.responses.ids import check_own_session
 from actors.ingress.routing import SessionUse
 from actors.ingress.validate import Fields, check_identifier, check_text, wrong_type
 from configs.schema import RemoraConfig
@@ -124,11 +125,13 @@ def read_native_session(fields: Fields, config: RemoraConfig) -> tuple[SessionUs
     if given == ["session_id"]:
         session_id = fields.identifier("session_id")
         assert session_id is not None
+        check_own_session(session_id, "session_id")
         return SessionUse(session_id=session_id), {"session.id": "session_id"}
     params = fields.child("session_params")
     session_id = params.identifier("id") if params is not None else None
     if params is None or session_id is None:
         return None, {}
+    check_own_session(session_id, params.at("id"))
     use = SessionUse(
         session_id=session_id,
         from_head=False,  # A turn that names no other is a new root; a streaming session knows one place only.

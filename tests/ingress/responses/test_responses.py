@@ -363,8 +363,12 @@ def test_sessions_of_this_api_are_not_opened_by_others(tmp_path: Path) -> None:
                 await at.client.post(f"/v1/sessions/{session['id']}/rollback", {"turn": "x"}),
                 await at.client.chat("x", session={"id": session["id"]}).whole(),
                 await at.client.chat("x", session={"id": "resp_mine", "create": True}).whole(),
+                await at.client.start("POST", "/generate", {"text": "x", "session_id": session["id"]}).whole(),
+                await at.client.start(
+                    "POST", "/generate", {"text": "x", "session_params": {"id": session["id"]}}
+                ).whole(),
             ]
-            assert [way.status for way in ways] == [400] * 5
+            assert [way.status for way in ways] == [400] * 7
 
     run(check())
 
