@@ -13,8 +13,8 @@ class Tokens:
 
     `prompt`: with the first tokens of a turn, a digest of the whole prompt that they were made from: who wants to go on
     with them elsewhere has to go on from the same.
-    `logprobs`: of the last of `ids`, as many as there are, where they were asked for. Output that was made elsewhere, or
-    stored, has none."""
+    `logprobs`: of the last of `ids`, as many as there are, where they were asked for. Output that was made elsewhere,
+    or stored, has none."""
 
     ingress: str
     key: str

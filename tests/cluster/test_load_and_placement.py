@@ -40,7 +40,7 @@ async def opened(at: Whole, name: str, words: str = "hello", max_tokens: int = 4
 
 
 def test_after_the_last_end_the_load_is_nothing_and_one_worker_is_left(tmp_path: Path) -> None:
-    """Field case N18, E6: three in ten are refused, three in ten leave in the middle; the load counts 0 then."""
+    """E6: field case N18: three in ten are refused, three in ten leave in the middle; the load counts 0 then."""
     scaling = AutoscaleConfig(
         enabled=True, min_workers=1, max_workers=3, requests_per_worker=4, up_delay_s=0.05, down_delay_s=0.5
     )

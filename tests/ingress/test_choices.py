@@ -197,7 +197,7 @@ def test_seeds_differ_between_choices_and_not_between_requests() -> None:
 
 
 def test_several_choices_of_one_seed(tmp_path: Path) -> None:
-    """I3, E5, K3: field case N60: the same each time, each index another text; the prompt's full pages are held once."""
+    """I3, E5, K3: field case N60: the same each time, each index another; the prompt's full pages are held once."""
 
     async def check() -> None:
         async with cluster(tmp_path) as at:

@@ -77,7 +77,7 @@ def test_a_completion_tells_tokens_and_where_they_are(tmp_path: Path) -> None:
 
 
 def test_what_a_grammar_forbids_is_told_as_a_number(tmp_path: Path) -> None:
-    """I1: field case N57: more alternatives than the grammar allows, whole and streamed: JSON without NaN or Infinity."""
+    """I1: field case N57: more alternatives than the grammar allows: JSON without NaN or Infinity."""
 
     async def check() -> None:
         async with cluster(tmp_path) as at:

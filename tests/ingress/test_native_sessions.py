@@ -198,7 +198,7 @@ def test_a_second_turn_while_one_runs_is_refused(tmp_path: Path) -> None:
 
 
 def test_log_probabilities_of_a_restored_prompt_are_refused(tmp_path: Path) -> None:
-    """Session case N18: by name, and the session is unharmed; those of what is generated are told."""
+    """The session case N18: by name, and the session is unharmed; those of what is generated are told."""
 
     async def check() -> None:
         async with opened(tmp_path) as at:

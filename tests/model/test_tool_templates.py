@@ -200,8 +200,8 @@ def test_the_configuration_has_the_last_word(family: Callable[[str], Family]) ->
     assert (off.tools, off.reasoning) == (None, None)
     named = reply_format(ModelConfig(tool_format="llama3", reasoning="think_brackets"), tokenizer, takes_tools=True)
     assert (named.tools, named.reasoning) == (ToolFormat.LLAMA3, REASONING["think_brackets"])
-    assert TOOL_FORMATS == ("auto", "off", *(kind.value for kind in ToolFormat))
-    assert REASONING_FORMATS == ("auto", "off", *REASONING)
+    assert ("auto", "off", *(kind.value for kind in ToolFormat)) == TOOL_FORMATS
+    assert ("auto", "off", *REASONING) == REASONING_FORMATS
 
 
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'

@@ -42,9 +42,7 @@ def logprobs_of(logits: Tensor, rows: list[SampleRow]) -> dict[int, Tensor]:
     """What the rows that ask for log probabilities need of the logits before `sample` changes them: float32
     [vocab_size] each, by index of the row."""
     return {
-        index: logits[index].log_softmax(dim=-1)
-        for index, row in enumerate(rows)
-        if row.sampling.logprobs is not None
+        index: logits[index].log_softmax(dim=-1) for index, row in enumerate(rows) if row.sampling.logprobs is not None
     }
 
 
