@@ -224,7 +224,7 @@ async def cut_until_the_pool_has_given_up(at: Story, sessions: list[Session]) ->
         assert (await at.info(session))["epoch"] == 2
         assert (await at.info(session))["worker"] != far
     assert (await at.info(here[0]))["epoch"] == 1, "who was not there stays where it is (P1)"
-    await at.until("the worker that was cut off has ended its requests", lambda: _said(pid, "its requests end"), 10)
+    await at.until("the worker that was cut off has ended its requests", lambda: _said(at, pid, "its requests end"), 10)
     assert not _gone(pid), "it lives: what comes now would prove nothing otherwise"
     at.rig.networks.heal()
     at.say("healed")
@@ -300,8 +300,8 @@ async def _rests(at: Story) -> bool:
     return not [*census.unrest(), *census.closed()]
 
 
-def _said(pid: int, words: str) -> bool:
-    logs = Path("/tmp/ray/session_latest/logs")
+def _said(at: Story, pid: int, words: str) -> bool:
+    logs = Path(at.rig.cluster.head_node.get_logs_dir_path())
     return any(words in path.read_text(errors="replace") for path in logs.glob(f"worker-*-{pid}.err"))
 
 
