@@ -13,6 +13,10 @@ from actors.engine.policy import share_prefill, victim
 from actors.engine.request import Request, RequestState
 from actors.engine.settings import bounded
 
+MAX_LOOKED_UP = 32
+"""Requests that are found in one step to wait for another's prefill; of a crowd, the others are looked at in the next
+steps."""
+
 
 class Planner:
     """Admits, preempts and composes. A plan item is added whole or not at all."""
@@ -112,17 +116,23 @@ class Planner:
         core = self._core
         prompts = [request for request in core.requests.running() if self._ready(request) > 1]
         promised: int | None = None
-        passed_over = 0
+        passed_over = looked_up = 0
         while core.requests.num_running < core.settings.max_running and len(prompts) < budget:
             request = core.requests.nth_waiting(passed_over)
             if request is None:
                 break
+            if self._still_awaits(request):
+                passed_over += 1
+                continue
             if promised is None:
                 promised = sum(self._missing_pages(running) for running in core.requests.running())
             covered = self._begin(request)
             if any(self._will_have(request, covered, other) for other in prompts):
                 core.kv.release(request.uid)
                 passed_over += 1
+                looked_up += 1
+                if looked_up == MAX_LOOKED_UP:
+                    break
                 continue
             missing = self._missing_pages(request)
             if core.requests.num_running and promised + missing > core.kv.available:
@@ -135,10 +145,19 @@ class Planner:
             prompts.append(request)
         return sorted(prompts, key=lambda request: request.order)
 
+    def _still_awaits(self, request: Request) -> bool:
+        """Whether what it was last found to wait for is still being computed: many may wait for many steps, and to look
+        into the cache for each of them in each step would take longer than the step."""
+        other = self._core.requests.by_uid(request.awaits[0])
+        return other is not None and other.state is RequestState.PREFILL and other.computed < request.awaits[1]
+
     def _will_have(self, request: Request, covered: int, other: Request) -> bool:
         """Whether most of what `request` has to compute is what `other` is computing: then it comes sooner, and is held
-        once, if it waits until it can be found in the cache (rule K3)."""
+        once, if it waits until it can be found in the cache (rule K3). Nobody waits for one that comes after it: that
+        one may get little of each step (rule P7)."""
         settings, todo = self._core.settings, len(request.tokens) - covered
+        if other.order > request.order:
+            return False
         if not settings.prefix_cache or todo < settings.worth_sharing_tokens or request.keys.root != other.keys.root:
             return False
         if request.turn is not None and request.turn.keep:
@@ -146,9 +165,10 @@ class Planner:
         size = settings.page_size
         pages = -(-(covered + -(-todo // 2)) // size)  # So many hold what is covered, and half of the rest.
         full = min(len(request.tokens) - 1, other.prompt_len) // size
-        if pages > full or other.computed >= pages * size:
+        if pages > full or other.computed >= pages * size or request.keys[pages - 1] != other.keys[pages - 1]:
             return False
-        return request.keys[pages - 1] == other.keys[pages - 1]
+        request.awaits = (other.uid, request.keys.in_common(other.keys.first(full), full) * size)
+        return True
 
     def _begin(self, request: Request) -> int:
         turn = request.turn

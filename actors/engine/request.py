@@ -148,6 +148,8 @@ class Request:
     """The shell was asked to compile its grammar, and has to be told when the request is over."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the last output tokens: of all that were made here, where they are asked for."""
+    awaits: tuple[int, int] = (0, 0)
+    """Whom it lets compute what both begin with, by uid, and up to how many tokens."""
     followers: list[Follower] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
 

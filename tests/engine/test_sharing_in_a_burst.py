@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from actors.engine.planner import MAX_LOOKED_UP
 from actors.engine.request import RequestState
 from actors.messages import Outcome
 from tests.engine.driver import Driver, Told, expected
@@ -41,7 +42,7 @@ def test_what_they_share_is_computed_and_held_once(depth: int) -> None:
     driver.run()
     assert [one.ids for one in told] == [expected(LONG, 8)] * 4
     assert prefilled(driver) <= len(LONG) + 3 * 8
-    assert [one.end.cached_tokens for one in told] == [0, 192, 192, 192]
+    assert [one.end.cached_tokens for one in told] == [0, 196, 196, 196]
 
 
 def test_who_shares_nothing_is_not_held_up(depth: int) -> None:
@@ -104,9 +105,39 @@ def test_first_turns_share_and_later_ones_go_on_from_their_slots(depth: int) -> 
     driver.step()
     assert states(driver)["first-b"] is RequestState.WAITING
     driver.run()
-    assert [one.end.cached_tokens for one in told] == [0, 192]
+    assert [one.end.cached_tokens for one in told] == [0, 196]
     later = [driver.turn(f"then-{name}", OTHER, 8, session_id=name) for name in ("a", "b")]
     driver.step()
     assert RequestState.WAITING not in states(driver).values()
     driver.run()
     assert [one.ids for one in later] == [expected(LONG + expected(LONG, 8) + OTHER, 8)] * 2
+
+
+def test_who_comes_first_does_not_wait_for_who_comes_after(depth: int) -> None:
+    """P7: one of low priority may get little of each step, so that one of high priority computes for itself."""
+    driver, _ = burst(depth, LONG)
+    driver.step()
+    driver.submit("urgent", LONG, 8, priority=1)
+    driver.step()
+    assert states(driver)["urgent"] is RequestState.PREFILL
+
+
+def test_those_that_wait_are_not_looked_up_in_every_step(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P7: what many wait for takes many steps, none of which may take longer for it."""
+    driver, told = burst(depth, *[LONG] * 50, max_running=4)
+    begin, begun = driver.engine.core.kv.begin, list[int]()
+
+    def counted(uid: int, *args: object) -> int:
+        begun.append(uid)
+        return begin(uid, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(driver.engine.core.kv, "begin", counted)
+    most = 0
+    while states(driver)["r0"] is not RequestState.DECODE:
+        before = len(begun)
+        driver.step()
+        most = max(most, len(begun) - before)
+    assert len(begun) <= 50 + 4
+    assert most <= 1 + MAX_LOOKED_UP, "nor is a crowd looked up in one step"
+    driver.run()
+    assert [one.ids for one in told] == [expected(LONG, 8)] * 50
