@@ -7,6 +7,7 @@ from actors.engine.core import Core
 from actors.engine.endings import Endings
 from actors.engine.entry import Entry
 from actors.engine.following import Following, goes_on
+from actors.engine.matching import named_otherwise
 from actors.engine.ownership import session_of
 from actors.engine.request import Request, Verdict
 from actors.engine.sessions import Session, SessionState
@@ -167,6 +168,8 @@ class Door:
             self._endings.refuse(request, closing, now)
         elif request.submit.rid in session.history:
             self._repeat(request, session, now)
+        elif (other := named_otherwise(request.submit, session.history)) is not None:
+            self._endings.refuse(request, _other_body(other.rid), now)
         elif session.lease is not None:
             self._at_busy(request, turn, session, now)
         else:
@@ -182,8 +185,7 @@ class Door:
             else:
                 self._endings.refuse(request, _other_text(), now)
             return
-        text = f"turn {record.rid!r} was committed with another body"
-        self._endings.refuse(request, Verdict.abort(Reason.INVALID, text, param="idempotency_key"), now)
+        self._endings.refuse(request, _other_body(record.rid), now)
 
     def _at_busy(self, request: Request, turn: TurnOf, session: Session, now: float) -> None:
         running = self._core.requests.by_uid(session.lease.uid) if session.lease else None
@@ -273,6 +275,10 @@ def _taken(submit: Submit, first: Submit) -> Verdict:
         return _other_text()
     text = f"a request named {submit.rid!r} is running; join it, wait for its end, or abort it"
     return Verdict.abort(Reason.SESSION_BUSY, text, param="rid")
+
+
+def _other_body(rid: str) -> Verdict:
+    return Verdict.abort(Reason.INVALID, f"turn {rid!r} was committed with another body", param="idempotency_key")
 
 
 def _other_text() -> Verdict:

@@ -52,9 +52,9 @@ class History:
     def turn(self, rid: str) -> TurnRecord:
         return self._turns[rid]
 
-    def named_like(self, beginning: str) -> list[TurnRecord]:
-        """Turns whose name begins with this, in order of commit."""
-        return [turn for rid, turn in self._turns.items() if rid.startswith(beginning)]
+    def named_like(self, beginning: str = "", ending: str = "") -> list[TurnRecord]:
+        """Turns whose name begins and ends with these, in order of commit."""
+        return [turn for rid, turn in self._turns.items() if rid.startswith(beginning) and rid.endswith(ending)]
 
     def context(self, rid: str | None) -> list[int]:
         """ctx(turn): prompt and output, raw ids, stop token included. Empty for None. A fresh list."""

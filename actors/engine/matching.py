@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.engine.history import History
-from actors.messages import TurnOf
+from actors.messages import Submit, TurnOf
 from actors.records import TurnRecord
 
 STEM_ENDS = "~"
@@ -26,6 +26,17 @@ def followed(turn: TurnOf, history: History, vocab_bytes: Sequence[bytes]) -> st
     reply = turn.reply.encode().strip()
     alike = history.named_like(turn.stem + STEM_ENDS)
     return next((one.rid for one in reversed(alike) if _reads(one, reply, vocab_bytes)), None)
+
+
+def named_otherwise(submit: Submit, history: History) -> TurnRecord | None:
+    """A turn to which the client gave the name of this whole conversation, and which came after other messages: the
+    stem is no part of what the client calls its turn (rule T2)."""
+    if submit.turn is None or not submit.turn.whole or not submit.idempotent:
+        return None
+    if submit.batch in history:
+        return history.turn(submit.batch)
+    alike = history.named_like(ending=STEM_ENDS + submit.batch)
+    return next((one for one in alike if len(one.rid) == len(submit.rid) and one.rid != submit.rid), None)
 
 
 def _reads(turn: TurnRecord, reply: bytes, vocab_bytes: Sequence[bytes]) -> bool:

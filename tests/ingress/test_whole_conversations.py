@@ -110,6 +110,26 @@ def test_asking_again_is_another_turn_and_a_named_one_is_replayed(tmp_path: Path
     run(check())
 
 
+def test_a_name_that_was_used_for_other_messages_is_refused(tmp_path: Path) -> None:
+    """T2: same key, another body: 422, wherever in the conversation the bodies differ."""
+
+    async def check() -> None:
+        async with cluster(tmp_path) as at:
+            first = text_of(await ask(at, [user("one")], rid="mine"))
+            for messages in ([user("two")], [user("one"), assistant(first), user("two")]):
+                other = await ask(at, messages, rid="mine")
+                assert (other.status, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
+            assert (await ask(at, [user("one")], rid="mine")).json()["replayed"] is True
+            assert text_of(await ask(at, [user("two")], rid="min"))
+            assert text_of(await ask(at, [user("two")], rid="a~mine"))
+            assert (await at.client.get("/v1/sessions/s")).json()["turns"] == 3
+            new = {"id": "s"}
+            assert text_of(await ask(at, [user("three")], rid="plain", session=new))
+            assert (await ask(at, [user("three")], rid="plain")).status == 422
+
+    run(check())
+
+
 def test_a_turn_can_be_aborted_by_the_name_that_the_client_gave(tmp_path: Path) -> None:
     """A1, S2."""
 
