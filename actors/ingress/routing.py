@@ -54,6 +54,7 @@ class SessionUse:
     whole: bool = False
     stem: str = ""
     reply: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,4 +309,5 @@ def _turn_of(found: Placement, call: Call) -> TurnOf:
         whole=use.whole,
         stem="" if call.turn_refused else use.stem,
         reply=use.reply,
+        reasoning=use.reasoning,
     )

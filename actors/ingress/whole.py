@@ -44,7 +44,8 @@ def as_whole(request: GenerationRequest, prompt: ChatPrompt) -> GenerationReques
         return request
     at = _last_reply(prompt)
     if at is not None:
-        use = replace(use, stem=_stem(prompt, at), reply=str(prompt.messages[at]["content"]))
+        reply, reasoning = (prompt.messages[at].get(name, "") for name in ("content", "reasoning_content"))
+        use = replace(use, stem=_stem(prompt, at), reply=reply, reasoning=reasoning)
     whole = WholeChatPrompt(prompt.messages, prompt.tools, prompt.extra, prompt.field, prompt.demand)
     name = f"{_stem(prompt, len(prompt.messages))}~{request.rid}"
     return replace(request, prompts=(whole,), session=use, names=(name,))

@@ -71,7 +71,8 @@ class TurnOf:
     and `parent` is ignored; neither means a new root.
     `create`: the session was opened by this very turn, or may be open without any committed turn (rule S14).
     `whole`: `Submit.root_ids` are a whole conversation, and `input_ids` what of it comes after its last reply. It goes
-    on from the turn that is named after `stem` and whose reply reads `reply`; where there is none, it is a new root.
+    on from the turn that is named after `stem` and whose reply reads `reply`, and its reasoning `reasoning` unless that
+    is empty; where there is none, it is a new root.
     """
 
     session_id: str
@@ -87,6 +88,7 @@ class TurnOf:
     whole: bool = False
     stem: str = ""
     reply: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

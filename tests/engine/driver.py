@@ -245,6 +245,7 @@ class Driver:
             "whole",
             "stem",
             "reply",
+            "reasoning",
         )
         turn = {name: fields.pop(name) for name in names if name in fields}
         if "parent" in turn:

@@ -111,6 +111,10 @@ def test_a_turn_that_is_named_after_a_longer_stem_is_another(driver: Driver) -> 
         ("Sure: Four", "Four", False),
         ("Four", "", False),
         ("", "", True),
+        ("Close it by </think> Four", "Four", False),
+        ("<think>hm</think>It is </think> Four", "Four", False),
+        ("<think>hm</think>It is </think> Four", "It is </think> Four", True),
+        ("<think>hm</think>Four", "<think>hm</think>Four", True),
     ],
 )
 def test_reasoning_is_not_part_of_what_clients_send_back(said: str, shown: str, goes_on: bool) -> None:
@@ -122,6 +126,20 @@ def test_reasoning_is_not_part_of_what_clients_send_back(said: str, shown: str, 
     second = turn(driver, "b~1", MORE, [3, *MORE], stem="a", reply=shown)
     length = len(HELLO) + len(said.encode()) + 1 + len(MORE) if goes_on else 1 + len(MORE)
     assert second.end.prompt_tokens == length
+
+
+@pytest.mark.parametrize(("reasoning", "goes_on"), [("", True), (" hm\n", True), ("hmm", False), ("m", False)])
+@pytest.mark.parametrize("begun", [False, True])
+def test_reasoning_that_is_sent_back_is_compared(reasoning: str, goes_on: bool, begun: bool) -> None:
+    """T6: also where the prompt began it, as some templates do."""
+    prompt, said = (b"Two and two?<think>\n", b"hm</think>Four") if begun else (b"Two?", b"<think>hm</think>Four")
+    driver = Driver(ScriptRunner([*said], vocab_bytes=VOCAB, eos_id=EOS, page_size=4))
+    driver.open(mode=SessionMode.TREE)
+    driver.turn("a~1", [*prompt], 40, from_head=False, root_ids=tuple(prompt), whole=True, rid="a~1")
+    driver.run()
+    second = turn(driver, "b~1", MORE, [3, *MORE], stem="a", reply="Four", reasoning=reasoning)
+    assert second.end is not None
+    assert second.end.prompt_tokens == (len(prompt) + len(said) if goes_on else 0) + 1 + len(MORE)
 
 
 def test_a_stop_string_is_not_part_of_the_reply() -> None:

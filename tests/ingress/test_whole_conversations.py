@@ -198,3 +198,17 @@ def test_a_wrong_value_is_400_naming_the_field(param: str, session: dict[str, An
             assert not at.worker.submits
 
     run(check())
+
+
+def test_reasoning_that_is_sent_back_is_told_to_the_worker() -> None:
+    """T6: the last reply is met with all that the client says of it."""
+
+    async def check() -> None:
+        async with edge(says("x")) as at:
+            reply = {**assistant("Four"), "reasoning_content": "hm"}
+            await at.client.chat([user("one"), reply, user("two")], session=SESSION).whole()
+            turn = at.worker.submits[-1].turn
+        assert turn is not None
+        assert (turn.reply, turn.reasoning) == ("Four", "hm")
+
+    run(check())
