@@ -22,7 +22,7 @@ from actors.ingress.responses.ids import CONVERSATION, new_token
 from actors.ingress.responses.items import Item
 from actors.ingress.responses.shelf import Shelf, in_time
 from actors.ingress.responses.told import Told
-from actors.ingress.responses.wording import unknown_conversation
+from actors.ingress.responses.wording import ITEMS_LOST, unknown_conversation
 from actors.ingress.routing import Router, SessionUse
 from actors.messages import Reason, SessionMode, Stage
 from actors.ports import PoolPort
@@ -127,6 +127,8 @@ class Conversations:
         except SessionUnknown:
             raise unknown_conversation(conversation_id, param) from None
         body = await self._shelf.load(tenant, _name(conversation_id))
+        if not body and not session.turns:
+            raise unknown_conversation(conversation_id, param, why=ITEMS_LOST)
         if not body:  # Its record had to make room for others; what the model has seen is there.
             return Conversation(id=conversation_id, created_at=int(session.last_active_at), left_out=1)
         return Conversation(**orjson.loads(body))

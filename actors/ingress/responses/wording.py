@@ -10,6 +10,8 @@ from actors.messages import Reason, Stage
 NOT_STORED = "it was made with `store: false`"
 SESSION_ENDED = "the session that it belongs to is not open"
 LEFT_NO_TURN = "it left no turn to go on from"
+NEVER_MADE = "it was never made, was deleted, or its time is over"
+ITEMS_LOST = "no response was ever made in it, and its items are no longer kept"
 
 
 def unknown_response(response_id: str, why: str = "", *, param: str = "response_id") -> ApiError:
@@ -20,9 +22,9 @@ def unknown_response(response_id: str, why: str = "", *, param: str = "response_
     return ApiError(Reason.SESSION_UNKNOWN, text, param=param, stage=Stage.ROUTING, code=code)
 
 
-def unknown_conversation(conversation_id: str, param: str = "conversation_id") -> ApiError:
+def unknown_conversation(conversation_id: str, param: str = "conversation_id", *, why: str = NEVER_MADE) -> ApiError:
     shown = conversation_id if len(conversation_id) <= 100 else conversation_id[:100] + "…"
-    text = f"There is no conversation {shown!r}: it was never made, was deleted, or its time is over."
+    text = f"There is no conversation {shown!r}: {why}."
     return ApiError(Reason.SESSION_UNKNOWN, text, param=param, stage=Stage.ROUTING, code="conversation_not_found")
 
 

@@ -232,6 +232,25 @@ def test_a_record_that_had_to_make_room_takes_no_history_with_it(tmp_path: Path)
     run(check())
 
 
+def test_what_no_response_has_seen_is_not_lost_unseen(tmp_path: Path) -> None:
+    """T6: items that were added are in the record only: without it there is nothing to go on from."""
+
+    async def check() -> None:
+        async with asking(tmp_path) as (at, api):
+            added = [{"role": "user", "content": "my name is Ann"}]
+            conversation = (await made(api, items=added))["id"]
+            await at.pool.put_result(
+                "default", f"\x1fconversation {conversation}", digest=b"", owner="", body=b"", replace=True
+            )
+            body = {"input": "who am I?", "conversation": conversation}
+            call = await api.client.post("/v1/responses", body)
+            error = call.json()["error"]
+            assert (call.status, error["code"], error["param"]) == (404, "conversation_not_found", "conversation")
+            assert "no longer kept" in error["message"]
+
+    run(check())
+
+
 @pytest.mark.parametrize("unknown", ["x", "conv_", UNKNOWN, "conv_" + "0" * 23 + "Z"])
 def test_an_unknown_conversation_is_not_found(tmp_path: Path, unknown: str) -> None:
     """E3."""
