@@ -270,7 +270,7 @@ def test_a_client_that_stops_reading_pays_too(tmp_path: Path) -> None:
             call.stuck = True
             usage = at.ingress.limiter.usage("acme")
             await eventually(lambda: at.ingress.router.running and at.shell().stats()["live"] == 0)
-            await eventually(lambda: all(running._line.over for running in at.ingress.router.running))
+            await eventually(lambda: all(one._line is not None and one._line.over for one in at.ingress.router.running))
             call.disconnect()
             await call.whole()
             assert usage.open == 0

@@ -118,10 +118,10 @@ def test_a_timeout_is_told_in_time_and_forgotten(bench: Callable[..., Bench]) ->
     for uid in (1, 2):
         began = time.monotonic()
         at.ask(uid, slow())
-        answer = at.hear(2.0)
+        answer = at.hear(10.0)
         assert (answer.uid, answer.timed_out) == (uid, True)
-        assert 0.5 < time.monotonic() - began < 1.7
-        until(lambda: not at.children(), 1.0)
+        assert 0.5 < time.monotonic() - began < 5.0, "a busy machine may be late, but not for as long as it compiles"
+        until(lambda: not at.children(), 5.0)
 
 
 def test_a_small_grammar_that_timed_out_behind_bombs_succeeds_later(bench: Callable[..., Bench]) -> None:
