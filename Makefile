@@ -27,12 +27,13 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: setup
-	$(BIN)/python -m pytest
+# What needs neither model nor Ray runs in several processes; the others have the machine to themselves.
+test: test-fast
+	$(BIN)/python -m pytest -m 'model or ray'
 
 # Rings 1-3: no model, no Ray.
 test-fast: setup
-	$(BIN)/python -m pytest -m 'not model and not ray'
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m 'not model and not ray'
 
 # The random machines for long: 200,000 steps of the engine's, then clusters; prints seeds, and how often what happened.
 soak: setup

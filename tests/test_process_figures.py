@@ -13,7 +13,6 @@ import pytest
 
 from actors import process
 
-
 COUNTED = """
 import json, sys, threading
 from actors import process
