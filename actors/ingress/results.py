@@ -10,34 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgpack
 
 from actors.ingress.channel import Batch, spawn
 from actors.ingress.errors import ApiError
+from actors.ingress.storing import STORE_WAIT_S, in_time, renewed, stubbornly
 from actors.messages import Finished, Outcome, Reason, Stage, Submit, TokenIds
 from actors.ports import PoolPort
-from actors.records import ClaimStatus, ResultClaim, ResultRecord, StoreError, StoreFull
+from actors.records import ClaimStatus, ResultClaim, ResultRecord, StoreError
 from actors.wire import pack_ids, unpack_ids
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-RENEW_S = 5.0
-"""How often a claim is renewed; the pool lets it lapse after some times that."""
-ANSWER_S = 10.0
-"""How long the pool may take to answer."""
-STORE_WAIT_S = 1.0
-"""How long an answer waits for its result to be stored; where the pool or its store is away, that goes on behind it."""
-STORE_TRIES_S = 15.0
-"""How long a result is offered to a store that fails: as long as the claim surely holds."""
-STORE_PAUSE_S = 0.25
 HEADER = "Idempotency-Key"
 
 
@@ -71,7 +59,7 @@ class Keeper:
         await self._release()
         owner = self._name = f"{worker_id} {uuid.uuid4().hex}"
         try:
-            found = await self._claim(owner)
+            found = await in_time(self._claim(owner))
         except StoreError as error:
             spawn(self._give_up(owner))  # It may have been claimed all the same.
             message = "The session store cannot be reached, so that it is unknown whether this request was answered."
@@ -81,7 +69,7 @@ class Keeper:
             raise
         if found.status is ClaimStatus.CLAIMED:
             self._owner, self._had_claim = owner, True
-            self._renewing = spawn(self._renew(owner))
+            self._renewing = spawn(renewed(lambda: self._claim(owner), "a claim"))
             return Go(worker_id)
         if found.status is ClaimStatus.DONE:
             return _unpack(found.record)
@@ -110,24 +98,16 @@ class Keeper:
         if owner:
             spawn(self._give_up(owner))
 
-    async def _claim(self, owner: str) -> ResultClaim:
-        claim = self._pool.claim_result(self._tenant, self._key, digest=self._digest, owner=owner)
-        return await _in_time(claim)
+    def _claim(self, owner: str) -> Awaitable[ResultClaim]:
+        return self._pool.claim_result(self._tenant, self._key, digest=self._digest, owner=owner)
 
     async def _put(self, owner: str, body: bytes) -> None:
-        """Until it is stored, or cannot be: a pool that is being replaced is back within seconds. Nothing happens where
-        another attempt has the claim, or has stored the result."""
-        give_up_at = time.monotonic() + STORE_TRIES_S
-        while True:
-            try:
-                put = self._pool.put_result(self._tenant, self._key, digest=self._digest, owner=owner, body=body)
-                await _in_time(put)
-                return
-            except StoreError as error:
-                if isinstance(error, StoreFull) or time.monotonic() > give_up_at:
-                    log.error("a result could not be kept, so that its key will run anew: %s", error)
-                    return
-            await asyncio.sleep(STORE_PAUSE_S)
+        """Nothing happens where another attempt has the claim, or has stored the result."""
+
+        async def put() -> None:
+            await in_time(self._pool.put_result(self._tenant, self._key, digest=self._digest, owner=owner, body=body))
+
+        await stubbornly(put, "a result could not be kept, so that its key will run anew")
 
     async def _release(self) -> None:
         owner = self._forget()
@@ -136,7 +116,7 @@ class Keeper:
 
     async def _give_up(self, owner: str) -> None:
         try:
-            await _in_time(self._pool.release_result(self._tenant, self._key, owner=owner))
+            await in_time(self._pool.release_result(self._tenant, self._key, owner=owner))
         except StoreError as error:
             log.warning("a claim could not be given up, and will lapse: %s", error)
 
@@ -147,14 +127,6 @@ class Keeper:
             self._renewing = None
         return owner
 
-    async def _renew(self, owner: str) -> None:
-        while self._owner == owner:
-            await asyncio.sleep(RENEW_S)
-            try:
-                await self._claim(owner)
-            except StoreError as error:
-                log.warning("a claim could not be renewed: %s", error)
-
 
 def rest_of(result: Batch, told: TokenIds) -> Batch:
     """What is still to be told of a stored result, to who has joined the request and lost it. Raises ApiError when that
@@ -163,14 +135,6 @@ def rest_of(result: Batch, told: TokenIds) -> Batch:
         message = "The request's worker was lost, and it was answered otherwise elsewhere. Please send it again."
         raise ApiError(Reason.WORKER_LOST, message, stage=Stage.ROUTING)
     return Batch(result.ids[len(told) :], result.end)
-
-
-async def _in_time(answer: Awaitable[T]) -> T:
-    """Raises StoreError also when the pool says nothing: while it restarts, calls to it wait for ever."""
-    try:
-        return await asyncio.wait_for(answer, ANSWER_S)
-    except asyncio.TimeoutError:
-        raise StoreError("the pool does not answer") from None
 
 
 def _refused(status: ClaimStatus) -> ApiError:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.ingress import results
+from actors.ingress import results, storing
 from actors.records import StoreError
 from tests.ingress.asgi import Call, eventually, run
 from tests.ingress.local import Cluster, cluster
@@ -111,7 +111,7 @@ def test_a_lost_worker_does_not_hold_its_keys(tmp_path: Path) -> None:
 
 def test_a_claim_of_a_dead_ingress_lapses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """T2: and one that is renewed does not."""
-    monkeypatch.setattr(results, "RENEW_S", 0.02)
+    monkeypatch.setattr(storing, "RENEW_S", 0.02)
 
     async def check() -> None:
         async with cluster(tmp_path, step_s=0.01) as at:
@@ -162,7 +162,7 @@ def test_a_store_that_fails_is_told_before_and_harmless_after(tmp_path: Path, mo
 def test_a_result_is_offered_again_to_a_store_that_was_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """T2: the answer does not wait for long; until the result is stored, the key is taken; then it is told again."""
     monkeypatch.setattr(results, "STORE_WAIT_S", 0.02)
-    monkeypatch.setattr(results, "STORE_PAUSE_S", 0.01)
+    monkeypatch.setattr(storing, "STORE_PAUSE_S", 0.01)
 
     async def check() -> None:
         async with cluster(tmp_path) as at:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.ingress import results
+from actors.ingress import storing
 from actors.ingress.results import _pack
 from actors.messages import Finished, Outcome
 from actors.records import ClaimStatus, ResultClaim, ResultRecord, ResultState
@@ -95,7 +95,7 @@ def test_a_result_is_stored_also_when_who_asked_first_has_left(tmp_path: Path) -
 
 def test_a_pool_that_says_nothing_holds_no_request_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """T2, E4: calls to a pool that restarts wait until it is back, if ever."""
-    monkeypatch.setattr(results, "ANSWER_S", 0.05)
+    monkeypatch.setattr(storing, "ANSWER_S", 0.05)
 
     async def check() -> None:
         async with edge(says("x")) as at:

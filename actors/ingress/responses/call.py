@@ -21,11 +21,12 @@ from actors.ingress.responses.ids import Kind, ResponseId, new_token, token_of
 from actors.ingress.responses.items import as_messages
 from actors.ingress.responses.live import Book, Link, Live
 from actors.ingress.responses.predecessors import close_unused, fork, goes_after, place
-from actors.ingress.responses.shelf import STORE_WAIT_S, Deleted, Mark, NotKept, Shelf, stubbornly
+from actors.ingress.responses.shelf import Deleted, Mark, NotKept, Shelf
 from actors.ingress.responses.told import Told
 from actors.ingress.responses.tools import check_shown
 from actors.ingress.responses.voice import ResponseVoice
 from actors.ingress.responses.wording import NOT_STORED, explained, key_expired, unknown_response
+from actors.ingress.storing import STORE_WAIT_S, stubbornly
 from actors.ingress.text import TextModel
 from actors.ingress.voice import Voice
 from actors.messages import Reason, Stage

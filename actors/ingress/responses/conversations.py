@@ -20,10 +20,11 @@ import orjson
 from actors.ingress.errors import ApiError
 from actors.ingress.responses.ids import CONVERSATION, new_token
 from actors.ingress.responses.items import Item
-from actors.ingress.responses.shelf import Shelf, in_time
+from actors.ingress.responses.shelf import Shelf
 from actors.ingress.responses.told import Told
 from actors.ingress.responses.wording import ITEMS_LOST, unknown_conversation
 from actors.ingress.routing import Router, SessionUse
+from actors.ingress.storing import in_time
 from actors.messages import Reason, SessionMode, Stage
 from actors.ports import PoolPort
 from actors.records import ClaimStatus, PutStatus, SessionExists, SessionUnknown
@@ -109,12 +110,14 @@ class Conversations:
         return Goes(found.in_force, found.tools, tuple(found.pending), goes_on=bool(found.items or found.left_out))
 
     async def said(self, tenant: str, conversation_id: str, told: Told, goes: Goes) -> None:
-        """A response is part of it now, with all that it was asked with."""
+        """A response is part of it now, with all that it was asked with. Said twice, it is there once."""
         spoken = {item["id"] for item in goes.pending}
         async with self._locked(tenant, conversation_id):
             conversation = await self._read(tenant, conversation_id, "conversation")
             conversation.pending = [item for item in conversation.pending if item["id"] not in spoken]
-            conversation.items += [*goes.pending, *told.items, *told.output()]
+            known = {item["id"] for item in conversation.items}
+            fresh = [item for item in (*goes.pending, *told.items, *told.output()) if item["id"] not in known]
+            conversation.items += fresh
             conversation.in_force, conversation.tools = told.in_force, told.tools
             await self._write(tenant, conversation)
 
@@ -123,7 +126,7 @@ class Conversations:
 
     async def _read(self, tenant: str, conversation_id: str, param: str = "conversation_id") -> Conversation:
         try:
-            session = await self._pool.get_session(tenant, conversation_id)
+            session = await in_time(self._pool.get_session(tenant, conversation_id))
         except SessionUnknown:
             raise unknown_conversation(conversation_id, param) from None
         body = await self._shelf.load(tenant, _name(conversation_id))
@@ -149,19 +152,22 @@ class Conversations:
     async def _locked(self, tenant: str, conversation_id: str) -> AsyncIterator[None]:
         """A claim serves as the lock: it lapses should its holder die."""
         key, owner = f"\x1fconversation-lock {conversation_id}", uuid.uuid4().hex
+        try:
+            await self._lock(tenant, key, owner)
+            yield
+        finally:  # Also of a lock that was perhaps had: nothing happens where another has it.
+            await asyncio.shield(in_time(self._pool.release_result(tenant, key, owner=owner)))
+
+    async def _lock(self, tenant: str, key: str, owner: str) -> None:
         give_up_at = time.monotonic() + LOCK_WAIT_S
         while True:
             claim = await in_time(self._pool.claim_result(tenant, key, digest=b"", owner=owner))
             if claim.status is ClaimStatus.CLAIMED:
-                break
+                return
             if time.monotonic() > give_up_at:
                 text = "The conversation is being changed by others. Please try again."
                 raise ApiError(Reason.SESSION_BUSY, text, param="conversation", stage=Stage.ROUTING)
             await asyncio.sleep(LOCK_PAUSE_S)
-        try:
-            yield
-        finally:
-            await asyncio.shield(in_time(self._pool.release_result(tenant, key, owner=owner)))
 
 
 def _name(conversation_id: str) -> str:

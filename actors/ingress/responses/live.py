@@ -127,12 +127,15 @@ async def follow(
             return
         if data:
             await writer.write(data, {})
-        data = b"" if await _set_within(news, keepalive_s) else KEEP_ALIVE
+        data = b"" if await set_within(news, keepalive_s) else KEEP_ALIVE
 
 
-async def _set_within(event: asyncio.Event, timeout_s: float | None) -> bool:
+async def set_within(event: asyncio.Event, timeout_s: float | None) -> bool:
+    """Whether it is set within that time. A cancellation that meets it is a cancellation (`asyncio.wait_for` may lose
+    it before Python 3.12)."""
+    waiting = asyncio.ensure_future(event.wait())
     try:
-        await asyncio.wait_for(event.wait(), timeout_s)
-    except asyncio.TimeoutError:
-        return False
-    return True
+        await asyncio.wait({waiting}, timeout=timeout_s)
+    finally:
+        waiting.cancel()
+    return event.is_set()

@@ -12,6 +12,7 @@ from actors.ingress.responses.ids import Kind, ResponseId, token_of_conversation
 from actors.ingress.responses.shelf import Deleted, NotKept, Shelf
 from actors.ingress.responses.wording import LEFT_NO_TURN, SESSION_ENDED, unknown_response
 from actors.ingress.routing import SessionUse
+from actors.ingress.storing import in_time
 from actors.messages import OnBusy, Reason, SessionMode, Stage
 from actors.ports import NoWorker, SessionLimit
 from actors.records import SessionExists, SessionUnknown, StoreError, TurnUnknown
@@ -59,7 +60,7 @@ async def goes_after(ingress: Ingress, shelf: Shelf, tenant: str, previous: Resp
         raise unknown_response(str(previous), LEFT_NO_TURN, param=_FIELD)
     if before is None or surely:
         try:
-            await ingress.pool.get_session(tenant, previous.session_id)
+            await in_time(ingress.pool.get_session(tenant, previous.session_id))
         except SessionUnknown:
             raise unknown_response(str(previous), SESSION_ENDED, param=_FIELD) from None
     return Goes(goes_on=True) if before is None else Goes(before.in_force, before.tools, goes_on=True)
@@ -91,7 +92,7 @@ async def fork(ingress: Ingress, tenant: str, previous: ResponseId, session_id: 
 async def close_unused(ingress: Ingress, tenant: str, session_id: str) -> None:
     """The session of a response that left no turn: nobody can go on in it, and it counts (rule S10)."""
     try:
-        if (await ingress.pool.get_session(tenant, session_id)).turns == 0:
+        if (await in_time(ingress.pool.get_session(tenant, session_id))).turns == 0:
             ingress.router.forget(tenant, session_id)
             await ingress.pool.close_session(tenant, session_id, abort_running=True)
     except SessionUnknown:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -25,7 +24,7 @@ from actors.ingress.responses.body import check_include
 from actors.ingress.responses.call import ResponseCall, Tools
 from actors.ingress.responses.conversations import Conversations
 from actors.ingress.responses.ids import Kind, ResponseId
-from actors.ingress.responses.live import Book, Link, Live, follow
+from actors.ingress.responses.live import Book, Link, Live, follow, set_within
 from actors.ingress.responses.paging import listed
 from actors.ingress.responses.shelf import NotKept, Shelf
 from actors.ingress.responses.told import Told
@@ -76,7 +75,7 @@ class Responses:
         tenant = _tenant(request)
         await abort_everywhere(ingress, Abort(tenant=tenant, rids=(told.id,), reason=Reason.CLIENT_ABORT))
         if live is not None:
-            await _within(live.over.wait(), CANCEL_WAIT_S)
+            await set_within(live.over, CANCEL_WAIT_S)
             return JsonAnswer(live.told.object())
         give_up_at = ingress.clock() + CANCEL_WAIT_S
         while not told.over and ingress.clock() < give_up_at:
@@ -257,10 +256,6 @@ async def _followed(
 def _lifeline(ingress: Ingress, receive: Receive, send: Send) -> Lifeline:
     edge = ingress.config.ingress
     return Lifeline(receive, send, stall_timeout_s=edge.stall_timeout_s, buffer_bytes=edge.send_buffer_bytes)
-
-
-async def _within(waiting: Any, timeout_s: float) -> None:
-    await asyncio.wait({asyncio.ensure_future(waiting)}, timeout=timeout_s)
 
 
 def _tenant(request: Request) -> str:

@@ -3,34 +3,21 @@ session store, under names that no Idempotency-Key can have."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 import uuid
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import partial
 
 from actors.ingress.channel import spawn
-from actors.ingress.errors import ApiError
 from actors.ingress.responses.told import Told
 from actors.ingress.responses.wording import key_expired, key_reused
+from actors.ingress.storing import in_time, renewed, stubbornly
 from actors.ports import PoolPort
-from actors.records import ClaimStatus, PutStatus, ResultState, StoreError, StoreFull
+from actors.records import ClaimStatus, PutStatus, ResultState
 from configs.schema import RemoraConfig
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-ANSWER_S = 10.0
-"""How long the pool may take to answer."""
-STORE_WAIT_S = 1.0
-"""How long an answer waits for its record; where the pool or its store is away, that goes on behind it."""
-STORE_TRIES_S = 15.0
-STORE_PAUSE_S = 0.25
-RENEW_S = 5.0
-"""How often the mark of a running response is renewed; the pool lets it lapse after some times that."""
 FOR_EVER_S = 10 * 365 * 86400.0
 
 
@@ -142,43 +129,11 @@ class Mark:
 
     def __init__(self, pool: PoolPort, tenant: str, response_id: str, digest: bytes, owner: str) -> None:
         self.owner = owner
-        self._claim: Callable[[], Awaitable[object]] = lambda: pool.claim_result(
-            tenant, _key(response_id), digest=digest, owner=owner
-        )
-        self._renewing = spawn(self._renew())
+        claim = partial(pool.claim_result, tenant, _key(response_id), digest=digest, owner=owner)
+        self._renewing = spawn(renewed(claim, "the mark of a running response"))
 
     def stop(self) -> None:
         self._renewing.cancel()
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(RENEW_S)
-            try:
-                await in_time(self._claim())
-            except StoreError as error:
-                log.warning("the mark of a running response could not be renewed: %s", error)
-
-
-async def stubbornly(work: Callable[[], Awaitable[None]], failure: str) -> None:
-    """Until it is done, or cannot be: a pool that is being replaced is back within seconds. `failure`: for the log."""
-    give_up_at = time.monotonic() + STORE_TRIES_S
-    while True:
-        try:
-            await work()
-            return
-        except (StoreError, ApiError) as error:
-            if isinstance(error, (StoreFull, ApiError)) or time.monotonic() > give_up_at:
-                log.error("%s: %s", failure, error)
-                return
-        await asyncio.sleep(STORE_PAUSE_S)
-
-
-async def in_time(answer: Awaitable[T]) -> T:
-    """Raises StoreError also when the pool says nothing: while it restarts, calls to it wait for ever."""
-    try:
-        return await asyncio.wait_for(answer, ANSWER_S)
-    except asyncio.TimeoutError:
-        raise StoreError("the pool does not answer") from None
 
 
 def _key(response_id: str) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from actors.ingress import storing
+from actors.ingress.responses.conversations import LOCK_WAIT_S
 from tests.ingress.asgi import Call, run
 from tests.ingress.responses.calls import Asker, said, text_of
 from tests.ingress.responses.test_background import done
@@ -228,6 +230,54 @@ def test_a_record_that_had_to_make_room_takes_no_history_with_it(tmp_path: Path)
             second = await api.ask("two", conversation=conversation)
             assert text_of(second) == said(f"user: one\nassistant: {text_of(first)}\nuser: two\nassistant: ")
             assert [role for role, _ in await items(api, conversation)] == ["user", "assistant"]
+
+    run(check())
+
+
+def test_what_was_stored_unheard_is_not_stored_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool writes what was said and does not say so in time: offered again, it is there already."""
+    monkeypatch.setattr(storing, "ANSWER_S", 0.05)
+    monkeypatch.setattr(storing, "STORE_PAUSE_S", 0.0)
+
+    async def check() -> None:
+        async with asking(tmp_path) as (at, api):
+            conversation = (await made(api))["id"]
+            put = at.pool.put_result
+
+            async def silent(tenant: str, key: str, **fields: Any) -> Any:
+                stored = await put(tenant, key, **fields)
+                if key.startswith("\x1fconversation"):
+                    monkeypatch.setattr(at.pool, "put_result", put)
+                    await asyncio.Event().wait()
+                return stored
+
+            monkeypatch.setattr(at.pool, "put_result", silent)
+            said = await api.ask("one", conversation=conversation)
+            assert await items(api, conversation) == [("user", "one"), ("assistant", text_of(said))]
+
+    run(check())
+
+
+def test_a_lock_that_was_perhaps_had_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool takes the lock and does not say so in time: whoever comes next need not wait until it lapses."""
+    monkeypatch.setattr(storing, "ANSWER_S", 0.05)
+
+    async def check() -> None:
+        async with asking(tmp_path) as (at, api):
+            conversation = (await made(api))["id"]
+            claim = at.pool.claim_result
+
+            async def silent(*args: Any, **fields: Any) -> Any:
+                monkeypatch.setattr(at.pool, "claim_result", claim)
+                await claim(*args, **fields)
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr(at.pool, "claim_result", silent)
+            path, added = f"/v1/conversations/{conversation}/items", {"items": [{"role": "user", "content": "x"}]}
+            assert (await api.client.post(path, added)).status >= 500
+            began = asyncio.get_running_loop().time()
+            assert (await api.client.post(path, added)).status == 200
+            assert asyncio.get_running_loop().time() - began < LOCK_WAIT_S
 
     run(check())
 
