@@ -75,7 +75,7 @@ class Aborts:
         submit = request.submit
         if submit.tenant != abort.tenant:
             return False
-        if abort.all or (abort.rid_prefix and submit.rid.startswith(abort.rid_prefix)):
+        if abort.all or (abort.rid_prefix and request.called.startswith(abort.rid_prefix)):
             return True
         return submit.turn is not None and submit.turn.session_id == abort.session_id
 

@@ -168,6 +168,12 @@ class Request:
         return [self.rid_key] if submit.batch in ("", submit.rid) else [self.rid_key, (submit.tenant, submit.batch)]
 
     @property
+    def called(self) -> str:
+        """What its client calls it. Turns that bring a whole conversation have names of our own beside."""
+        submit = self.submit
+        return submit.batch if submit.turn is not None and submit.turn.whole and submit.batch else submit.rid
+
+    @property
     def scope(self) -> Scope | None:
         """Within what its name is its own."""
         return scope_of(self.submit)

@@ -47,8 +47,11 @@ async def abort_requests(ingress: Ingress, request: Request) -> Response:
 
 async def abort_everywhere(ingress: Ingress, message: Abort) -> dict[str, Any]:
     """End what it names, parked here or at any worker, and report (rule A4)."""
+    names = frozenset(message.rids)
     parked = [
-        running for running in tuple(ingress.router.running) if not running.submitted and _matches(running, message)
+        running
+        for running in tuple(ingress.router.running)
+        if not running.submitted and _matches(running, message, names)
     ]
     for running in parked:
         running.end_here(Reason.CLIENT_ABORT, "Aborted by the client.")
@@ -106,13 +109,14 @@ def merged(message: Abort, parked: Sequence[Submit], found: Iterable[Found]) -> 
     }
 
 
-def _matches(running: Running, message: Abort) -> bool:
+def _matches(running: Running, message: Abort, names: frozenset[str]) -> bool:
     submit, use = running.call.submit, running.call.session
     if submit.tenant != message.tenant:
         return False
     in_session = use is not None and message.session_id is not None and use.session_id == message.session_id
-    by_prefix = message.rid_prefix is not None and submit.rid.startswith(message.rid_prefix)
-    by_name = submit.rid in message.rids or submit.batch in message.rids
+    called = submit.batch if use is not None and use.whole else submit.rid
+    by_prefix = message.rid_prefix is not None and called.startswith(message.rid_prefix)
+    by_name = submit.rid in names or submit.batch in names
     return message.all or by_name or in_session or by_prefix
 
 

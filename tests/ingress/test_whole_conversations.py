@@ -130,14 +130,16 @@ def test_a_name_that_was_used_for_other_messages_is_refused(tmp_path: Path) -> N
     run(check())
 
 
-def test_a_turn_can_be_aborted_by_the_name_that_the_client_gave(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [{"rid": "mine"}, {"prefix": "mi"}])
+def test_a_turn_can_be_aborted_by_the_name_that_the_client_gave(tmp_path: Path, named: dict[str, str]) -> None:
     """A1, S2."""
 
     async def check() -> None:
         async with cluster(tmp_path, step_s=0.005) as at:
             call = at.client.chat([user("one")], rid="mine", session=SESSION, max_tokens=2000, stream=True)
             await call.until('"content":"')
-            report = (await at.client.post("/v1/aborts", {"rid": "mine"})).json()
+            assert (await at.client.post("/v1/aborts", {"prefix": "whole"})).json()["hit"] == []
+            report = (await at.client.post("/v1/aborts", named)).json()
             assert len(report["hit"]) == 1
             await call.whole()
             assert (await at.client.get("/v1/sessions/s")).json()["turns"] == 0
