@@ -87,7 +87,7 @@ class Usage:
 
 
 class Admission:
-    """One request that was let in. `end` it once, with the tokens it cost."""
+    """One request that was let in. `end` it with the tokens it cost; what it cost besides may be told later."""
 
     def __init__(self, usage: Usage, headers: dict[str, str], clock: Callable[[], float]) -> None:
         self.headers = headers
@@ -99,7 +99,7 @@ class Admission:
         if not self._ended:
             self._ended = True
             self._usage.open -= 1
-            self._usage.tokens.take(tokens, self._clock())
+        self._usage.tokens.take(tokens, self._clock())
 
 
 class Limiter:

@@ -85,7 +85,7 @@ class RequestMeter:
         self._last_token_s: float | None = None
         self.ended = False
         self.on_end: Callable[[int], None] | None = None
-        """Told once, at the end, how many tokens the request cost."""
+        """Told at the end how many tokens the request cost; and of what is known later only, then."""
         self._cost = 0
         metrics._begin()
 
@@ -106,6 +106,8 @@ class RequestMeter:
 
     def charge(self, finished: Finished) -> None:
         """What a reply cost the request's tenant, whatever name its end goes by."""
+        if self.ended and self.on_end is not None:
+            self.on_end(_cost(finished))
         self._cost += _cost(finished)
 
     def end(self, outcome: Outcome, reason: Reason | None = None, stage: Stage | None = None) -> None:

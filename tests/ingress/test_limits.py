@@ -277,3 +277,29 @@ def test_a_client_that_stops_reading_pays_too(tmp_path: Path) -> None:
             assert 10_000 - usage.tokens.level(NOW) == len("user: hello\nassistant: ") + 50
 
     run(check())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_failing_request_cost_beside_its_failure_is_charged(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S10, E6: one of two replies fails; what the other was worked on is known when its worker says so."""
+
+    async def check() -> None:
+        async with limited(nothing, tokens_per_minute=1000) as at:
+            monkeypatch.setattr(at.worker, "tell", at.worker.aborts.append)  # It takes its time.
+            call = acme(at).chat(n=2, stream=stream)
+            await eventually(lambda: len(at.worker.submits) == 2)
+            first, second = at.worker.submits
+            at.worker.push(aborted(second, Reason.RUNNING_TIMEOUT, Stage.DECODE, prompt_tokens=20))
+            assert (await call.whole()).status == 503
+            of = {"prompt_tokens": 20, "completion_tokens": 7}
+            at.worker.push(tokens(first, "seven b"))
+            at.worker.push(aborted(first, Reason.CLIENT_DISCONNECT, Stage.DECODE, **of))
+            usage = at.ingress.limiter.usage("acme")
+            await eventually(lambda: usage.tokens.level(NOW) == 1000 - 20 - 27)
+            assert usage.open == 0
+            assert at.ends() == {("abort", "running_timeout", "decode"): 1}
+            assert [abort.keys for abort in at.worker.aborts] == [(first.key,)]
+
+    run(check())
