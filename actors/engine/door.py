@@ -100,10 +100,14 @@ class Door:
         return self._wrong_ids(submit) or self._wrong_grammar(submit)
 
     def _was_aborted(self, request: Request, now: float) -> bool:
-        """Whether an abort has overtaken it. What named a batch is kept for its other parts, until it expires."""
+        """Whether an abort has overtaken it. What named a batch meets each of its parts, and each of them once."""
         tombstones, submit = self._core.tombstones, request.submit
         own = [tombstones.take(name, now) for name in (submit.key, request.rid_key)]
-        return any(own) or tombstones.has((submit.tenant, submit.batch), now)
+        batch, part = (submit.tenant, submit.batch), (submit.tenant, submit.batch, submit.rid)
+        if not tombstones.has_since(batch, part, now):
+            return any(own)
+        tombstones.add(part, now)
+        return True
 
     def _belongs_here(self, submit: Submit) -> bool:
         """Whether a turn of this request's session runs or waits here."""

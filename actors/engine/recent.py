@@ -26,6 +26,10 @@ class Recent:
     def has(self, item: Hashable, now: float) -> bool:
         return self._expiry.get(item, now) > now
 
+    def has_since(self, item: Hashable, other: Hashable, now: float) -> bool:
+        """Whether the item is there, and was added after the other, if that is there."""
+        return self._expiry.get(item, now) > max(now, self._expiry.get(other, now))
+
     def take(self, item: Hashable, now: float) -> bool:
         """Whether the item is there; it is not, afterwards."""
         return self._expiry.pop(item, now) > now

@@ -86,6 +86,17 @@ def test_abort_that_overtakes_its_request_is_remembered(depth: int) -> None:
     assert again.ids == expected(A, 8)
 
 
+def test_an_abort_that_overtakes_a_batch_ends_each_part_once(depth: int) -> None:
+    """A5, T2: sent again, the batch runs anew."""
+    driver = Driver(depth=depth)
+    driver.abort(rids=("x",))
+    parts = [driver.submit(f"a{n}", A, rid=f"x_{n}", batch="x") for n in range(3)]
+    assert [part.end.reason for part in parts if part.end] == [Reason.CLIENT_ABORT] * 3
+    again = [driver.submit(f"b{n}", A, rid=f"x_{n}", batch="x") for n in range(3)]
+    driver.run()
+    assert [part.ids for part in again] == [expected(A, 8)] * 3
+
+
 def test_tombstone_expires() -> None:
     """A5: with expiry."""
     driver = Driver(tombstone_s=5.0)
