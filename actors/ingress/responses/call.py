@@ -92,7 +92,10 @@ class ResponseCall:
         return ResponseVoice(self._told, self.explained)
 
     def refusal(self, error: ApiError, request_id: str) -> Mapping[str, Any]:
-        return self.explained(error).body(request_id)
+        explained = self.explained(error)
+        if self._live is not None and not self._told.over:
+            self._told.fail(explained, request_id)  # Others may follow it.
+        return explained.body(request_id)
 
     def explained(self, error: ApiError) -> ApiError:
         """In the words of this route."""

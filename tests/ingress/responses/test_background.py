@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from actors.ingress.responses.ids import Kind, ResponseId, token_of
 from actors.ingress.responses.shelf import Shelf
 from actors.ingress.responses.told import Told
 from tests.ingress.asgi import Call, eventually, run
@@ -197,6 +198,25 @@ def test_what_fails_later_is_found_by_polling(tmp_path: Path) -> None:
             told = await another_replica(at).get(never["id"], "?stream=true")
             assert kinds(told)[-2:] == ["error", "response.failed"]
             assert told.events[-2]["error"]["param"] == "max_output_tokens"
+
+    run(check())
+
+
+def test_who_follows_a_request_that_fails_is_told_why(tmp_path: Path) -> None:
+    """E4: also where its own client, which did not ask for a stream, has a status."""
+
+    async def check() -> None:
+        async with asking(tmp_path, step_s=0.005) as (at, _):
+            key = {"idempotency-key": "mine"}
+            body = {"input": "hi", "max_output_tokens": LONG, "running_timeout_s": 0.2}
+            own = token_of("mine")
+            asked = at.client.start("POST", "/v1/responses", body, key)
+            await eventually(lambda: at.ingress.router.running and at.shell().stats()["live"])
+            path = f"/v1/responses/{ResponseId(Kind.CHAIN, own, own)}?stream=true"
+            told = await at.client.get(path)
+            assert (await asked.whole()).json()["error"]["reason"] == "running_timeout"
+            assert told.events[-2]["error"]["reason"] == "running_timeout"
+            assert told.events[-1]["response"]["error"]["code"] == "running_timeout"
 
     run(check())
 
