@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -18,7 +19,7 @@ def read_as_far_as_it_goes(text: str) -> Any:
     """
     value = _parsed(text)
     if value is None:
-        ends = _ends_of_members(text)[-MAX_TRIES:]
+        ends = _last_ends(text)
         candidates = (_parsed(text[:end] + closes) for end, closes in reversed(ends))
         value = next((candidate for candidate in candidates if candidate is not None), None)
     return value
@@ -31,9 +32,16 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _ends_of_members(text: str) -> list[tuple[int, str]]:
-    """Where a member has ended, and what closes all that is open there."""
-    ends: list[tuple[int, str]] = []
+def _last_ends(text: str) -> list[tuple[int, str]]:
+    """Where the last members have ended, and what closes all that is open there: written out for these only, since it
+    may be as long as the text."""
+    skipped = sum(1 for _ in _ends_of_members(text)) - MAX_TRIES
+    found = enumerate(_ends_of_members(text))
+    return [(end, "".join(reversed(open_))) for number, (end, open_) in found if number >= skipped]
+
+
+def _ends_of_members(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Where each member has ended, and the signs that close what is open there, innermost last."""
     open_: list[str] = []
     sign = ""
     in_string = escaped = False
@@ -59,5 +67,4 @@ def _ends_of_members(text: str) -> list[tuple[int, str]]:
         elif character in ",:":
             sign, end = character, index if character == "," else 0
         if end:
-            ends.append((end, "".join(reversed(open_))))
-    return ends
+            yield end, open_

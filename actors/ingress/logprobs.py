@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from actors.ingress.errors import Invalid
@@ -53,7 +54,7 @@ def chat_logprobs(told: Sequence[Told], token_bytes: TokenBytes) -> dict[str, An
 def completion_logprobs(told: Sequence[Told], token_bytes: TokenBytes, offset: int) -> dict[str, Any]:
     """The `logprobs` of a completion, or of a chunk of it. `offset`: characters of the text before."""
     texts = [text_of(token_bytes(token_id)) for token_id, _ in told]
-    offsets = [offset + sum(map(len, texts[:at])) for at in range(len(texts))]
+    offsets = list(accumulate(map(len, texts), initial=offset))[: len(texts)]
     return {
         "tokens": texts,
         "token_logprobs": [finite(own) for _, (own, _) in told],

@@ -42,14 +42,13 @@ class NativeVoice:
         self._listed = listed
         self._incremental = incremental
         self._logprobs = logprobs
-        self._token_bytes = token_bytes
         self._told: dict[int, Choice] = {}
         """Replies that something was said of."""
         self._texts = [""] * len(names)
         """What the next event of each reply tells."""
         self._counted = [0] * len(names)
-        """How many ids of each reply need not be told again, and log probabilities."""
-        self._scored = [0] * len(names)
+        """How many ids of each reply need not be told again."""
+        self._scores = [Scores(token_bytes) for _ in names]
 
     def opens(self, choice: Choice) -> bytes:
         self._told[choice.index] = choice
@@ -89,7 +88,8 @@ class NativeVoice:
         meta = self._finished(choice) if over else self._meta(choice, None)
         told = self._object(choice, self._texts[at], choice.ids[self._counted[at] :], meta)
         if self._incremental:
-            self._texts[at], self._counted[at], self._scored[at] = "", len(choice.ids), len(choice.logprobs)
+            self._texts[at], self._counted[at] = "", len(choice.ids)
+            self._scores[at].forget()
         if self._listed:
             told["index"] = at
         return event(told)
@@ -117,20 +117,43 @@ class NativeVoice:
             "weight_version": choice.running.weights or UNKNOWN_WEIGHTS,
         }
         if self._logprobs:
-            meta |= self._scores(choice.logprobs[self._scored[choice.index] :])
+            meta |= self._scores[choice.index].of(choice.logprobs)
         return meta
 
-    def _scores(self, told: Sequence[Told]) -> Json:
-        """As SGLang lists them: [log probability, token id, text or null]."""
+
+class Scores:
+    """The log probabilities of one reply, as SGLang lists them: [log probability, token id, text or null]. A stream
+    repeats them in every event; each is written once."""
+
+    def __init__(self, token_bytes: TokenBytes | None) -> None:
+        self._token_bytes = token_bytes
+        self._read = 0
+        self._own: list[bytes] = []
+        self._top: list[bytes] = []
+
+    def of(self, told: Sequence[Told]) -> Json:
+        """`told`: all of the reply's so far."""
+        for token, (own, top) in told[self._read :]:
+            self._own.append(orjson.dumps(self._score(token, own)))
+            self._top.append(orjson.dumps([self._score(token, value) for token, value in top]))
+        self._read = len(told)
         return {
             "input_token_logprobs": [],
-            "output_token_logprobs": [self._score(token, own) for token, (own, _) in told],
+            "output_token_logprobs": _listed(self._own),
             "input_top_logprobs": [],
-            "output_top_logprobs": [[self._score(token, value) for token, value in top] for _, (_, top) in told],
+            "output_top_logprobs": _listed(self._top),
         }
+
+    def forget(self) -> None:
+        """What was told so far need not be told again."""
+        self._own, self._top = [], []
 
     def _score(self, token: int, value: float) -> list[Any]:
         return [finite(value), token, None if self._token_bytes is None else text_of(self._token_bytes(token))]
+
+
+def _listed(items: Sequence[bytes]) -> orjson.Fragment:
+    return orjson.Fragment(b"[" + b",".join(items) + b"]")
 
 
 class HealthVoice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import orjson
@@ -57,3 +58,10 @@ def within(part: Any, whole: Any) -> bool:
     if isinstance(part, list) and isinstance(whole, list):
         return len(part) <= len(whole) and all(map(within, part, whole))
     return bool(part == whole)
+
+
+def test_what_is_nested_without_end_is_read_in_no_time() -> None:
+    """I1: a reply that is nothing but brackets costs as much as any other of its length."""
+    began = time.perf_counter()
+    assert read_as_far_as_it_goes('{"a": 1, "b": ' + "[" * 40_000) is None
+    assert time.perf_counter() - began < 3.0

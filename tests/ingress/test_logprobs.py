@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,11 @@ def test_what_cannot_come_has_a_number_and_half_a_character_a_text() -> None:
     assert [one["token"] for one in entry["top_logprobs"]] == ["a", "<end>"]
     assert completion_logprobs(told, spelled, 4)["top_logprobs"] == [{"a": -0.5, "<end>": LEAST}]
     assert completion_logprobs(told, spelled, 4)["text_offset"] == [4]
+
+
+def test_a_long_completion_is_told_in_no_time() -> None:
+    """I1: the event loop does it."""
+    began = time.perf_counter()
+    told = completion_logprobs([(97, (-1.0, ()))] * 60_000, lambda token: bytes([token]), 3)
+    assert time.perf_counter() - began < 3.0
+    assert told["text_offset"] == list(range(3, 60_003))

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
+from actors.ingress.native_answers import Scores
 from actors.messages import Event, Outcome, Reason, Stage, Submit
 from actors.ports import Member
 from actors.runner.toy import toy_continuation, toy_logprobs
@@ -318,3 +320,19 @@ def test_a_request_sent_again_is_answered_once(tmp_path: Path) -> None:
             assert other.status == 422
 
     run(check())
+
+
+def test_log_probabilities_that_a_stream_repeats_are_written_once() -> None:
+    """I1: each event tells all of them again, and costs the event loop no more for it."""
+    spelled: list[int] = []
+
+    def token_bytes(token: int) -> bytes:
+        spelled.append(token)
+        return bytes([token])
+
+    scores, told = Scores(token_bytes), [(97, (-1.0, ((97, -1.0), (98, -2.0))))] * 50
+    for count in range(1, 51):
+        written = orjson.loads(orjson.dumps(scores.of(told[:count])))
+        assert written["output_token_logprobs"] == [[-1.0, 97, "a"]] * count
+        assert written["output_top_logprobs"] == [[[-1.0, 97, "a"], [-2.0, 98, "b"]]] * count
+    assert len(spelled) == 50 * 3
