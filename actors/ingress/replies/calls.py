@@ -49,6 +49,9 @@ class CallReader(ABC):
         self._begins = begins
         self._text = ""
         """What has come and is not understood yet."""
+        self._unread: list[str] = []
+        """What has come since: blanks are not looked at before anything else comes. Some replies end in nothing but
+        blanks, and those that wait are not to be gone through again for each."""
         self._parts: list[Part] = []
         self._number = 0
         self._in_call = False
@@ -58,13 +61,15 @@ class CallReader(ABC):
         """What began the present call, should it be none."""
 
     def push(self, text: str) -> list[Part]:
-        self._text += text
-        return self._read(final=False)
+        self._unread.append(text)
+        return self._read(final=False) if text.strip(BLANKS) else []
 
     def finish(self) -> list[Part]:
         return self._read(final=True)
 
     def _read(self, *, final: bool) -> list[Part]:
+        self._text += "".join(self._unread)
+        self._unread.clear()
         while self._call(final=final) if self._in_call else self._outside(final=final):
             pass
         parts, self._parts = self._parts, []

@@ -23,16 +23,20 @@ class ReasoningReader:
         self._tags = tags
         self._answer = answer
         self._text = ""
+        self._unread: list[str] = []
+        """As in `CallReader`, before the answer."""
         self._where = self._first if begun else self._before
 
     def push(self, text: str) -> list[Part]:
-        self._text += text
-        return self._read(final=False)
+        self._unread.append(text)
+        return self._read(final=False) if text.strip(BLANKS) or self._where == self._after else []
 
     def finish(self) -> list[Part]:
         return merged(self._read(final=True) + self._answer.finish())
 
     def _read(self, *, final: bool) -> list[Part]:
+        self._text += "".join(self._unread)
+        self._unread.clear()
         parts: list[Part] = []
         while self._where(parts, final):
             pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -306,3 +307,14 @@ def test_the_parts_do_not_depend_on_how_the_text_is_cut(name: str, reply: str, d
     told = "".join(part.text for part in whole if not isinstance(part, CallBegins))
     assert told.count("text") == reply.count("text")
     assert all(not isinstance(part, CallArguments) or part.number < len(calls(whole)) for part in whole)
+
+
+@pytest.mark.parametrize("kind", list(ToolFormat))
+@pytest.mark.parametrize("begins", ["a", "[TOOL_CALLS]"])
+def test_blanks_without_end_are_read_in_no_time(kind: ToolFormat, begins: str) -> None:
+    """I1: some models end in nothing but line breaks, one by one."""
+    reader, blanks = call_reader(kind, []), 40_000
+    began = time.perf_counter()
+    parts = [*reader.push(begins), *(part for _ in range(blanks) for part in reader.push("\n")), *reader.finish()]
+    assert time.perf_counter() - began < 3.0
+    assert "".join(part.text for part in parts if isinstance(part, TextPart)).startswith(begins)
