@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from actors.ingress.errors import Invalid
@@ -90,13 +91,18 @@ def _content(value: dict[str, Any], path: str, *, optional: bool) -> str:
         if optional:
             return ""
         raise Invalid(at, f"`{at}` is missing or null.", code="missing_required_parameter")
+    return joined_text(content, at, _part)
+
+
+def joined_text(content: Any, path: str, read_part: Callable[[Any, str], str]) -> str:
+    """Text, or parts of text, which are joined by line breaks. Raises Invalid naming the part."""
     if isinstance(content, str):
-        return check_text(content, at)
+        return check_text(content, path)
     if not isinstance(content, list):
-        raise wrong_type(at, "a string or an array of parts", content)
+        raise wrong_type(path, "a string or an array of parts", content)
     if not content:
-        raise Invalid(at, f"`{at}` must not be an empty array.", code="empty_array")
-    return "\n".join(_part(part, f"{at}[{index}]") for index, part in enumerate(content))
+        raise Invalid(path, f"`{path}` must not be an empty array.", code="empty_array")
+    return "\n".join(read_part(part, f"{path}[{index}]") for index, part in enumerate(content))
 
 
 def _part(part: Any, path: str) -> str:

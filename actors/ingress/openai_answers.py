@@ -30,13 +30,35 @@ class Head:
         return {"id": self.rid, "object": kind, "created": self.created, "model": self.model}
 
 
-class ChatVoice:
-    """POST /v1/chat/completions. `token_bytes`: for log probabilities, where they were asked for."""
+class _ChunkVoice:
+    """What the two have in common. `chunks`: what the API calls a piece of a stream."""
 
-    def __init__(self, head: Head, *, include_usage: bool, token_bytes: TokenBytes | None = None) -> None:
+    chunks: str
+
+    def __init__(self, head: Head, *, include_usage: bool, token_bytes: TokenBytes | None) -> None:
         self._head = head
         self._include_usage = include_usage
         self._token_bytes = token_bytes
+
+    def closes(self, choices: Sequence[Choice]) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return event({**self._head.fields(self.chunks), "choices": [], "usage": usage(choices)}) + DONE
+
+    def fails(self, error: ApiError, request_id: str) -> bytes:
+        return error_event(error, request_id) + DONE
+
+    def waits(self) -> bytes:
+        return KEEP_ALIVE
+
+
+class ChatVoice(_ChunkVoice):
+    """POST /v1/chat/completions. `token_bytes`: for log probabilities, where they were asked for."""
+
+    chunks = "chat.completion.chunk"
+
+    def __init__(self, head: Head, *, include_usage: bool, token_bytes: TokenBytes | None = None) -> None:
+        super().__init__(head, include_usage=include_usage, token_bytes=token_bytes)
 
     def opens(self, choice: Choice) -> bytes:
         return self._chunk(choice, {"role": "assistant", "content": ""})
@@ -52,17 +74,6 @@ class ChatVoice:
 
     def ends(self, choice: Choice) -> bytes:
         return self._chunk(choice, {}, finish_reason(choice), choice.extras)
-
-    def closes(self, choices: Sequence[Choice]) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return event({**self._head.fields("chat.completion.chunk"), "choices": [], "usage": usage(choices)}) + DONE
-
-    def fails(self, error: ApiError, request_id: str) -> bytes:
-        return error_event(error, request_id) + DONE
-
-    def waits(self) -> bytes:
-        return KEEP_ALIVE
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
         told = [
@@ -81,15 +92,17 @@ class ChatVoice:
         logprobs: dict[str, Any] | None = None,
     ) -> bytes:
         told = [_choice(choice, "delta", delta, finish, logprobs)]
-        return event({**self._head.fields("chat.completion.chunk"), "choices": told, **(extras or {})})
+        return event({**self._head.fields(self.chunks), "choices": told, **(extras or {})})
 
     def _logprobs(self, told: Sequence[Told]) -> dict[str, Any] | None:
         return chat_logprobs(told, self._token_bytes) if self._token_bytes is not None and told else None
 
 
-class CompletionVoice:
+class CompletionVoice(_ChunkVoice):
     """POST /v1/completions. `echoes[i]`: what reply i begins with, if its prompt is to be repeated. `token_bytes`: for
     log probabilities, where they were asked for."""
+
+    chunks = "text_completion"
 
     def __init__(
         self,
@@ -99,11 +112,9 @@ class CompletionVoice:
         echoes: Sequence[str] = (),
         token_bytes: TokenBytes | None = None,
     ) -> None:
-        self._token_bytes = token_bytes
+        super().__init__(head, include_usage=include_usage, token_bytes=token_bytes)
         self._offsets: dict[int, int] = {}
         """Characters of each reply whose log probabilities were told."""
-        self._head = head
-        self._include_usage = include_usage
         self._echoes = echoes
 
     def opens(self, choice: Choice) -> bytes:
@@ -116,17 +127,6 @@ class CompletionVoice:
 
     def ends(self, choice: Choice) -> bytes:
         return self._chunk(choice, "", finish_reason(choice), choice.extras)
-
-    def closes(self, choices: Sequence[Choice]) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return event({**self._head.fields("text_completion"), "choices": [], "usage": usage(choices)}) + DONE
-
-    def fails(self, error: ApiError, request_id: str) -> bytes:
-        return error_event(error, request_id) + DONE
-
-    def waits(self) -> bytes:
-        return KEEP_ALIVE
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
         told = [

@@ -115,18 +115,23 @@ def _tool(value: Any, path: str) -> dict[str, Any]:
     return read_function(function)
 
 
+def word_of_choice(value: str | None, names: list[str]) -> str:
+    """A `tool_choice` that names no tool. Raises Invalid."""
+    if value is None:
+        return "auto"
+    if value not in _CHOICES:
+        known = ", ".join(map(repr, _CHOICES))
+        raise Invalid("tool_choice", f"`tool_choice` must be one of {known}, or name a function.")
+    if value == "required" and not names:
+        raise Invalid("tool_choice", "`tool_choice` is 'required', but there are no `tools`.")
+    return value
+
+
 def _choice(fields: Fields, names: list[str]) -> tuple[str, str]:
     """(`none`, `auto` or `required`; the tool that has to be called)."""
     value, at = fields.raw("tool_choice"), "tool_choice"
-    if value is None:
-        return "auto", ""
-    if isinstance(value, str):
-        if value not in _CHOICES:
-            known = ", ".join(map(repr, _CHOICES))
-            raise Invalid(at, f"`{at}` must be one of {known}, or name a function.")
-        if value == "required" and not names:
-            raise Invalid(at, "`tool_choice` is 'required', but there are no `tools`.")
-        return value, ""
+    if value is None or isinstance(value, str):
+        return word_of_choice(value, names), ""
     if not isinstance(value, dict):
         raise wrong_type(at, "a string or an object", value)
     return "auto", _named(value, names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from actors.ingress.chat_messages import joined_text
 from actors.ingress.errors import Invalid
 from actors.ingress.responses.ids import new_token
 from actors.ingress.validate import check_text, wrong_type
@@ -59,7 +60,7 @@ def _read_message(value: Item, path: str) -> Item:
         raise wrong_type(f"{path}.role", "a string", role)
     if role not in _ROLES:
         raise Invalid(f"{path}.role", f"`{path}.role` must be one of {', '.join(map(repr, _ROLES))}.")
-    return _message(role, _text(value.get("content"), f"{path}.content"))
+    return _message(role, joined_text(value.get("content"), f"{path}.content", _part))
 
 
 def _read_call(value: Item, path: str) -> Item:
@@ -78,7 +79,7 @@ def _read_output(value: Item, path: str) -> Item:
         "id": f"fco_{new_token()}",
         "type": "function_call_output",
         "call_id": _name(value, path, "call_id"),
-        "output": _text(value.get("output"), f"{path}.output"),
+        "output": joined_text(value.get("output"), f"{path}.output", _part),
         "status": "completed",
     }
 
@@ -95,17 +96,6 @@ def _message(role: str, text: str) -> Item:
     if role == "assistant":
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {"id": f"msg_{new_token()}", "type": "message", "role": role, "content": [part], "status": "completed"}
-
-
-def _text(content: Any, path: str) -> str:
-    """Text parts are joined by line breaks, as in chats."""
-    if isinstance(content, str):
-        return check_text(content, path)
-    if not isinstance(content, list):
-        raise wrong_type(path, "a string or an array of parts", content)
-    if not content:
-        raise Invalid(path, f"`{path}` must not be an empty array.", code="empty_array")
-    return "\n".join(_part(part, f"{path}[{number}]") for number, part in enumerate(content))
 
 
 def _part(part: Any, path: str) -> str:

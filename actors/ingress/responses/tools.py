@@ -10,10 +10,8 @@ from actors.ingress.prompts import ChatPrompt
 from actors.ingress.replies.demand import ANY, Demand
 from actors.ingress.replies.formats import ReplyFormat
 from actors.ingress.text import TextModel
-from actors.ingress.tools import MAX_TOOLS, check_names, demand_of, read_function
+from actors.ingress.tools import MAX_TOOLS, check_names, demand_of, read_function, word_of_choice
 from actors.ingress.validate import Fields, wrong_type
-
-_CHOICES = ("none", "auto", "required")
 
 
 def read_tools(fields: Fields, replies: ReplyFormat) -> tuple[list[dict[str, Any]] | None, Demand]:
@@ -60,14 +58,8 @@ def _tool(value: Any, path: str) -> dict[str, Any]:
 def _choice(fields: Fields, names: list[str]) -> tuple[str, str]:
     """(`none`, `auto` or `required`; the tool that has to be called)."""
     value, at = fields.raw("tool_choice"), "tool_choice"
-    if value is None:
-        return "auto", ""
-    if isinstance(value, str):
-        if value not in _CHOICES:
-            raise Invalid(at, f"`{at}` must be one of {', '.join(map(repr, _CHOICES))}, or name a function.")
-        if value == "required" and not names:
-            raise Invalid(at, "`tool_choice` is 'required', but there are no `tools`.")
-        return value, ""
+    if value is None or isinstance(value, str):
+        return word_of_choice(value, names), ""
     choice = fields.child("tool_choice")
     assert choice is not None
     if choice.text("type", max_bytes=256) != "function":
