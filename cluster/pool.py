@@ -11,28 +11,28 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from actors import process
 from actors.messages import PauseMode, SessionClosed, SessionMode, SessionRolledBack
-from actors.ports import Member, Placement, WorkerGone
+from actors.ports import Member, Placement
 from actors.records import PutStatus, ResultClaim, ResultRecord, SessionRecord, SessionStore, StoreError
 from cluster.balancer import Balancer
 from cluster.census import Census
 from cluster.fleet import Fleet
-from cluster.membership import Worker, WorkerState
+from cluster.membership import Worker
 from cluster.pausing import Pausing
 from cluster.reconcile import Adopt
 from cluster.release import Release
 from cluster.results import ResultDesk
 from cluster.rolling import Rolling
-from cluster.runtime import Runtime, WorkerSilent
+from cluster.runtime import Runtime
 from cluster.scaling import Scaler
 from cluster.sessions import NO_WORKER_WAIT_S, SessionDesk
 from cluster.store.offload import OffloadedStore
 from cluster.store_watch import StoreWatch
+from cluster.worker_rows import ANSWER_S, WorkerRows, state_of
 from configs import RemoraConfig
 from configs.digest import worker_digest
 
@@ -42,9 +42,6 @@ TICK_S = 0.5
 WANTED_S = 5.0
 """For how long a request at an ingress counts as waiting for a worker; it asks again before."""
 EXPIRE_S = 5.0
-STATS_S = 1.0
-"""How long a worker has to answer for /v1/stats; after that its last answer is shown."""
-MAX_DEATHS_SHOWN = 10
 
 
 class Pool:
@@ -84,6 +81,7 @@ class Pool:
             self._fleet, runtime, self._store, config.sessions, config.cluster, wait_s=wait_s, wall_clock=wall_clock
         )
         self._rolling = Rolling(config.rollout, config.sessions, self._fleet, self._desk.directory, clock)
+        self._rows = WorkerRows(self._fleet.members, runtime, self._desk.directory, self.pool_id, clock)
         self._pausing = Pausing(self._fleet.members, runtime)
         self._balancer = Balancer(config.rebalance, self._fleet.members, self._desk.directory, self._desk.give)
         self._tick_s = min(TICK_S, config.cluster.heartbeat_s)
@@ -130,7 +128,7 @@ class Pool:
 
     async def members(self) -> list[Member]:
         alive = [one for one in self._fleet.members.all() if one.alive]
-        return [Member(one.worker_id, _state_of(one), one.load, one.weights) for one in alive]
+        return [Member(one.worker_id, state_of(one), one.load, one.weights) for one in alive]
 
     async def wake(self) -> None:
         """A request waits for a worker, whichever: where there is none, one is started."""
@@ -220,9 +218,7 @@ class Pool:
 
     async def status(self) -> dict[str, object]:
         """Workers as they are now; those that do not answer, as they last were."""
-        workers = self._fleet.members.all()
-        rows = await asyncio.gather(*(self._row(worker) for worker in workers if worker.alive))
-        dead = [worker for worker in workers if not worker.alive]
+        rows = await self._rows.rows()
         pool = {
             "id": self.pool_id,
             "desired_workers": self._desired,
@@ -234,11 +230,11 @@ class Pool:
             "last_failure": self._fleet.last_failure,
             "rollout": self._rolling.figures(),
             "paused": self._pausing.paused,
-            "deaths": [{"worker": one.worker_id, "cause": one.cause} for one in dead[-MAX_DEATHS_SHOWN:]],
+            "deaths": self._rows.deaths(),
             "held_sessions": self._desk.held,
             "process": process.figures([asyncio.get_running_loop()]),
         }
-        return {"workers": rows, "pool": pool, "store": await self._watch.figures(STATS_S)}
+        return {"workers": rows, "pool": pool, "store": await self._watch.figures(ANSWER_S)}
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -250,21 +246,6 @@ class Pool:
             with suppress(asyncio.CancelledError):
                 await self._loop
         self._census.stop()
-
-    async def _row(self, worker: Worker) -> dict[str, object]:
-        stats: Mapping[str, Any] = worker.stats
-        if worker.ever_ready:
-            with suppress(WorkerGone, WorkerSilent, asyncio.TimeoutError):
-                stats = await asyncio.wait_for(self._runtime.heartbeat(worker.worker_id, self.pool_id), STATS_S)
-        shown = {name: value for name, value in stats.items() if name != "release"}  # Digests, also of passwords.
-        return {
-            "id": worker.worker_id,
-            **shown,
-            "state": _state_of(worker),
-            "stale": worker.stale,
-            "owned_sessions": self._desk.directory.count(worker.worker_id),
-            "silent_s": round(self._clock() - worker.heard_at, 3),
-        }
 
     async def _see_off(self, worker_id: str) -> None:
         await self._desk.see_off(worker_id)
@@ -348,9 +329,3 @@ class Pool:
         expired = await self._desk.expire()
         if expired:
             logger.info("%d sessions without an owner expired", expired)
-
-
-def _state_of(worker: Worker) -> str:
-    """As ingresses are told: one that is kept for pinned sessions gets nothing else."""
-    kept = worker.kept_at is not None and worker.state is WorkerState.READY
-    return "kept" if kept else worker.state.value
