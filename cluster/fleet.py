@@ -217,7 +217,8 @@ class Fleet:
         if first and not worker.adopted:
             self.failed_starts, self._retry_at = 0, self._clock()
         # It drains: a pool before this one began it, or it got SIGTERM.
-        if stats.get("draining", False) and worker.state is WorkerState.READY:
+        going = stats.get("draining", False) or self.release.has_lost(worker.release)
+        if going and worker.state is WorkerState.READY:
             self._begin_drain(worker_id)
 
     def _compare(self) -> None:

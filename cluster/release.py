@@ -12,7 +12,7 @@ from actors.model.source import find
 from actors.runner.toy import toy_weights
 from cluster.environment import PACKAGES, code_root
 from configs import RemoraConfig
-from configs.digest import worker_digest
+from configs.digest import store_digest, worker_digest
 
 logger = logging.getLogger("remora.pool")
 
@@ -21,7 +21,8 @@ _SOURCES = frozenset({".py", ".lua", ".cpp", ".h", ".cu"})
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Digests of settings, code and weights; `restart` counts the rollouts that were asked for by hand.
+    """Digests of settings, code and weights; `restart` counts the rollouts that were asked for by hand. `store`: digest
+    of where turns are kept.
 
     Weights that are empty are not known where the pool runs: they are not looked at. A worker is told the label of its
     release when it is started, and tells it to whichever pool asks: what it was meant to be made of, so that nodes that
@@ -32,10 +33,11 @@ class Release:
     code: str = ""
     weights: str = ""
     restart: int = 0
+    store: str = ""
 
     @property
     def label(self) -> str:
-        return f"{self.settings}/{self.code}/{self.weights}/{self.restart}"
+        return f"{self.settings}/{self.code}/{self.weights}/{self.restart}/{self.store}"
 
     def is_same(self, other: Release) -> bool:
         """But for restarts."""
@@ -53,19 +55,25 @@ class Release:
         release = parsed(label)
         return release is None or not self.is_same(release) or release.restart < self.restart
 
+    def has_lost(self, label: str) -> bool:
+        """Whether a worker of this label keeps its turns in another store: what it still takes in is lost, or in
+        nobody's history, so that it has to go before its successor is there."""
+        release = parsed(label)
+        return release is not None and release.store != self.store
+
 
 def parsed(label: str) -> Release | None:
     """The inverse of `Release.label`; None for what is none."""
     settings, *others = label.split("/")
-    if len(others) != 3 or not others[2].isdigit():
+    if len(others) != 4 or not others[2].isdigit():
         return None
-    code, weights, restart = others
-    return Release(settings, code, weights, int(restart))
+    code, weights, restart, store = others
+    return Release(settings, code, weights, int(restart), store)
 
 
 def release_of(config: RemoraConfig) -> Release:
     """What workers that are started now are made of. Reads this program's sources, and samples of the weights."""
-    return Release(worker_digest(config), code_digest(), weights_of(config))
+    return Release(worker_digest(config), code_digest(), weights_of(config), store=store_digest(config))
 
 
 def weights_of(config: RemoraConfig) -> str:

@@ -18,6 +18,12 @@ _NOT_THE_WORKERS_OWN = (
 )
 
 
+def store_digest(config: RemoraConfig) -> str:
+    """Of where sessions are kept: whoever keeps them elsewhere is of another cluster."""
+    where = (config.store.url, config.store.vocabulary)
+    return hashlib.blake2b(json.dumps(where).encode(), digest_size=8).hexdigest()
+
+
 def worker_digest(config: RemoraConfig) -> str:
     """Of all settings that a worker lives by: one that was started with others must be replaced."""
     tree = to_tree(config)

@@ -32,8 +32,10 @@ class Life:
     ready: list[int] = field(default_factory=list)
     there: list[int] = field(default_factory=list)
 
+    store: str = "here"
+
     def release(self) -> Release:
-        return Release("settings", "code", toy_weights(str(self.file))[0])
+        return Release("settings", "code", toy_weights(str(self.file))[0], store=self.store)
 
     async def new_pool(self, **changed: Any) -> None:
         """The pool's process dies and comes back, with this release and perhaps other settings."""
@@ -387,3 +389,22 @@ def test_a_kept_worker_outlives_the_pool(tmp_path: Path) -> None:
         assert fork.worker_id == keeper
 
     run(test, tmp_path, workers=2, sessions=PIN)
+
+
+def test_workers_that_keep_their_turns_elsewhere_go_before_their_successors_come(tmp_path: Path) -> None:
+    """T6: the application was deployed with another store: nothing is placed where a turn would be lost."""
+
+    async def test(life: Life) -> None:
+        w = life.w
+        before = list(await w.states())
+        life.store = "elsewhere"
+        w.runtime.stuck_starts = True  # No successor gets ready.
+        await life.new_pool()
+
+        async def all_go() -> bool:
+            return all(bool(w.runtime.workers[one].shell.stats()["draining"]) for one in before)
+
+        await life.until(all_go)
+        w.runtime.stuck_starts = False
+
+    run(test, tmp_path, workers=2)

@@ -180,19 +180,19 @@ def test_a_kept_worker_goes_when_nobody_needs_it(
 
 # -- what a worker is made of ------------------------------------------------------------------------------------------
 
-NOW = Release("settings", "code", "weights", 2)
+NOW = Release("settings", "code", "weights", 2, "store")
 
 
 @pytest.mark.parametrize(
     ("label", "stale"),
     [
-        ("settings/code/weights/2", False),
-        ("settings/code/weights/3", False),
-        ("settings/code/weights/1", True),
-        ("settings/code/other/2", True),
-        ("settings/code//2", False),
-        ("settings/other/weights/2", True),
-        ("other/code/weights/2", True),
+        ("settings/code/weights/2/store", False),
+        ("settings/code/weights/3/store", False),
+        ("settings/code/weights/1/store", True),
+        ("settings/code/other/2/store", True),
+        ("settings/code//2/store", False),
+        ("settings/other/weights/2/store", True),
+        ("other/code/weights/2/store", True),
         ("", True),
         ("a label of another program", True),
     ],
@@ -202,14 +202,34 @@ def test_other_settings_code_or_weights_make_a_worker_one_of_yesterday(label: st
     assert NOW.replaces(label) is stale
 
 
+@pytest.mark.parametrize(
+    ("label", "lost"),
+    [
+        ("settings/code/weights/2/store", False),
+        ("other/other/other/0/store", False),
+        ("settings/code/weights/2/elsewhere", True),
+        ("", False),
+        ("a label of another program", False),
+    ],
+)
+def test_a_worker_that_keeps_its_turns_elsewhere_is_known(label: str, lost: bool) -> None:
+    """T6: of what has no label nothing is known."""
+    assert NOW.has_lost(label) is lost
+
+
 def test_a_label_is_read_as_it_was_written() -> None:
     assert parsed(NOW.label) == NOW
 
 
 def test_a_pool_that_is_new_goes_on_with_the_restart_that_it_finds() -> None:
     """T5: but not with one of other settings."""
-    fresh = Release("settings", "code", "weights")
-    assert fresh.after(["settings/code/weights/2", "settings/code/weights/0", "other/code/weights/7", "?"]) == NOW
+    fresh = Release("settings", "code", "weights", store="store")
+    assert (
+        fresh.after(
+            ["settings/code/weights/2/store", "settings/code/weights/0/store", "other/code/weights/7/store", "?"]
+        )
+        == NOW
+    )
 
 
 def test_any_change_of_the_sources_is_another_code(tmp_path: Path) -> None:
