@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export RAY_USAGE_STATS_ENABLED = 0
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: setup check test test-fast soak churn chaos rolling simulate mutants cases serve chat bench bench-in-process bench-aborts \
+.PHONY: setup check test test-fast test-long soak churn chaos rolling simulate mutants cases serve chat bench bench-in-process bench-aborts \
 	bench-layers bench-store fix clean
 
 STAMP := $(VENV)/.ready
@@ -29,7 +29,11 @@ check: setup
 
 # What needs neither model nor Ray runs in several processes; the others have the machine to themselves.
 test: test-fast
-	$(BIN)/python -m pytest -m 'model or ray'
+	$(BIN)/python -m pytest -m '(model or ray) and not long'
+
+# Ray's control service dies and comes back, and the whole head. Ray ends whoever hears nothing of it for a minute.
+test-long: setup
+	RAY_gcs_rpc_server_reconnect_timeout_s=300 $(BIN)/python -m pytest -m long
 
 # Rings 1-3: no model, no Ray.
 test-fast: setup

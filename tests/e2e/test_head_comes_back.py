@@ -25,7 +25,7 @@ from tests.cluster.redis_rig import redis_server
 from tests.e2e.oracles import ToyOracle
 from tests.e2e.server import free_port, wait_until
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(400)]
 
 MARK = "REMORA_NODE"
 """In the environment of all processes of a node: which one it is."""

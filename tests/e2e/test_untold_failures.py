@@ -18,7 +18,15 @@ from tests.e2e.hold_thread import Held, Refused
 from tests.e2e.oracles import ToyOracle
 from tests.e2e.server import Server, wait_until
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Ray ends every process that has heard nothing of its control service for so long, this one too: 60 s by default."""
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(PATIENCE not in os.environ, reason=f"`make test-long` sets {PATIENCE}"),
+]
 
 DEAD_S = STUCK_S = 3.0
 LATE_S = 12.0
