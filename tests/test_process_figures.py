@@ -14,7 +14,7 @@ import pytest
 from actors import process
 
 COUNTED = """
-import json, sys, threading
+import json, sys, threading, time
 from actors import process
 
 before = process.figures()
@@ -27,6 +27,9 @@ with open(sys.argv[1], "w"):
 over.set()
 for thread in threads:
     thread.join()
+give_up_at = time.monotonic() + 10
+while process.figures()["threads"] != before["threads"] and time.monotonic() < give_up_at:
+    time.sleep(0.01)  # The kernel may show a thread for a moment after it was joined.
 print(json.dumps([before, during, process.figures()]))
 """
 """In a process of its own: in the tests', others' threads may be ending."""
