@@ -27,15 +27,14 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What needs neither model nor Ray runs in several processes; the others have the machine to themselves.
-test: test-fast
-	$(BIN)/python -m pytest -m '(model or ray) and not long'
+test: setup
+	$(BIN)/python -m pytest -m 'not long'
 
 # Ray's control service dies and comes back, and the whole head. Ray ends whoever hears nothing of it for a minute.
 test-long: setup
 	RAY_gcs_rpc_server_reconnect_timeout_s=300 $(BIN)/python -m pytest -m long
 
-# Rings 1-3: no model, no Ray.
+# Rings 1-3: no model, no Ray; in several processes.
 test-fast: setup
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m 'not model and not ray'
 

@@ -18,9 +18,9 @@ from tests.ingress.scripted import says
 from tests.ingress.test_with_workers import chat, idle, text_of
 
 HEALTH_S = 1.0
-BUSY = 4
-"""By how much a machine that runs other tests at the same time may be slower."""
 """Of this process's own time, so that a busy machine fails nobody."""
+BUSY = 4
+"""By how much a machine that runs other tests at the same time may be slower, where time passes."""
 
 
 def test_opening_without_an_id_makes_a_new_one_each_time(tmp_path: Path) -> None:
