@@ -19,6 +19,7 @@ from cluster import environment, processes
 from configs import RemoraConfig, load
 from tests.cluster.rig import Rig
 from tests.cluster.tiny_folder import save_tiny
+from tests.e2e.server import wait_until
 from tests.engine.driver import Driver
 from tests.runner import tiny
 
@@ -201,11 +202,11 @@ def test_room_of_a_worker_that_died_without_a_pool_is_given_back_by_the_next(rig
     within(rig.pool.abandon())
     os.kill(row["pid"], signal.SIGKILL)
     within(gone(row["ranks"][0]["pid"]))
-    assert ray_placement.reserved("remora-ranks") == {row["id"]}
+    assert row["id"] in ray_placement.reserved("remora-ranks"), "beside what a start under way may have"
     vars(rig).update(vars(within(made(rig.config))))
     after = worker(rig, within)
     assert after["id"] != row["id"]
-    assert ray_placement.reserved("remora-ranks") == {after["id"]}
+    wait_until(lambda: ray_placement.reserved("remora-ranks") == {after["id"]}, 60)
 
 
 def moved(rig: Rig, within: Within, session: str, avoid: str) -> Placement:
