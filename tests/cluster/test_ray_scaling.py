@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.server import Server
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
 CONFIG: dict[str, Any] = {
     "workers": {"runner": "toy", "count": 1, "toy_step_s": 0.01},

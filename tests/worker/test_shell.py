@@ -98,16 +98,22 @@ def test_many_requests_through_the_loop_equal_their_reference(shell: WorkerShell
 
 def test_abort_is_handled_before_the_next_plan(shell: WorkerShell) -> None:
     """A3, A4, A6: acknowledged with the stage; pages are back at once."""
-    shell.submit(submit("long", max_tokens=5000))
 
-    async def scenario() -> None:
+    async def aborted(name: str) -> bool:
+        shell.submit(submit(name, max_tokens=5000))
         while not any(isinstance(event, Tokens) for event in await shell.poll("i")):
             pass
-        report = await asyncio.wrap_future(shell.ask(Abort(tenant="default", rids=("long",))))
+        report = await asyncio.wrap_future(shell.ask(Abort(tenant="default", rids=(name,))))
         assert isinstance(report, AbortReport)
+        if report.already_ended:
+            return False  # This process stood still for as long as 5,000 steps of the toy take.
         assert [hit.stage.value for hit in report.hit] == ["decode"]
-        heard = await hear(shell, {"long"})
-        assert heard["long"][-1].reason is Reason.CLIENT_ABORT
+        heard = await hear(shell, {name})
+        assert heard[name][-1].reason is Reason.CLIENT_ABORT
+        return True
+
+    async def scenario() -> None:
+        assert any([await aborted(f"long-{attempt}") for attempt in range(3)])
 
     asyncio.run(scenario())
     deadline = time.monotonic() + 5
