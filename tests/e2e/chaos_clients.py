@@ -248,7 +248,11 @@ class Chatter(Client):
 
 
 class Passerby(Client):
-    """Requests without a session, by Idempotency-Key: now and then one again, which must be told, not run."""
+    """Requests without a session, by Idempotency-Key: now and then one again, which must be told, not run. `repeats`:
+    share of those."""
+
+    repeats = 0.4
+    thought_s = MAX_THOUGHT_S
 
     async def run(self, until: Callable[[], bool]) -> None:
         count = 0
@@ -259,11 +263,11 @@ class Passerby(Client):
                 answer = await self.insist(asked, Idempotency_Key=asked.rid)
                 self.check_text(asked, answer, [])
                 self.ledger.done["requests without a session"] += 1
-                if self.rng.random() < 0.4:
+                if self.rng.random() < self.repeats:
                     self.check_repeated(asked, await self.insist(asked, Idempotency_Key=asked.rid))
             except Hopeless:
                 continue
-            await asyncio.sleep(self.rng.uniform(0.0, MAX_THOUGHT_S))
+            await asyncio.sleep(self.rng.uniform(0.0, self.thought_s))
 
 
 def extra(answer: Answer, name: str) -> Any:

@@ -71,19 +71,6 @@ class Resident(Strict, Chatter):
 
 
 class Visitor(Strict, Passerby):
-    """Requests without a session, each under a key; now and then one again, which must be told, not run."""
+    """The same, who takes no error; and repeats itself less."""
 
-    async def run(self, until: Callable[[], bool]) -> None:
-        count = 0
-        while not until():
-            count += 1
-            asked = self.asked(f"{self.name}/{count}", [], {})
-            try:
-                answer = await self.insist(asked, Idempotency_Key=asked.rid)
-                self.check_text(asked, answer, [])
-                self.ledger.done["requests without a session"] += 1
-                if self.rng.random() < 0.1:
-                    self.check_repeated(asked, await self.insist(asked, Idempotency_Key=asked.rid))
-            except Hopeless:
-                continue
-            await asyncio.sleep(self.rng.uniform(0.0, self.thought_s))
+    repeats = 0.1
