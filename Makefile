@@ -27,8 +27,9 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Real processes on a slow machine can run into a test's patience: what fails runs once more, and is listed as RERUN.
 test: setup
-	$(BIN)/python -m pytest -m 'not long'
+	$(BIN)/python -m pytest -m 'not long' --reruns 1 --reruns-delay 5
 
 # Ray's control service dies and comes back, and the whole head. Ray ends whoever hears nothing of it for a minute.
 test-long: setup

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.messages import Reason
@@ -71,49 +71,62 @@ def open_remote_store(config: RemoraConfig) -> SessionStore:
         return open_shared(config.store)
     opened_with = (config.store.url, config.store.vocabulary, limits_of(config.store))
     handle = _store_actor(config, opened_with)
+    patience_s = config.cluster.start_timeout_s
     try:
-        if not ray.get(handle.ready.remote(*opened_with), timeout=config.cluster.start_timeout_s):
+        if not _opened(handle, opened_with, patience_s):
             _shut_store(handle)  # The application was deployed anew, with another store.
             ray.kill(handle, no_restart=True)
             handle = _store_actor(config, opened_with)
-            ray.get(handle.ready.remote(*opened_with), timeout=config.cluster.start_timeout_s)
-        elif _code_of(handle) not in (None, code_digest()):
-            _restart_store(handle, opened_with, config.cluster.start_timeout_s)
+            _opened(handle, opened_with, patience_s)
+        elif _told(handle.code) not in (None, code_digest()):
+            _restart_store(handle, opened_with, patience_s)
     except (RayError, GetTimeoutError) as error:
         raise StoreError(cause_of(error)) from error
     return RemoteStore(RayStoreLink(handle, config.store.commit_timeout_s), config.store.commit_timeout_s)
 
 
-def _code_of(handle: Any) -> str | None:
-    """What the store's process runs on; None when it cannot be asked just now. Raises RayError, GetTimeoutError."""
+def _told(method: Any) -> str | None:
+    """What the store's process says of itself; None when it cannot be asked just now. Raises RayError,
+    GetTimeoutError."""
     try:
-        return str(ray.get(handle.code.remote(), timeout=STORE_ANSWER_S))
+        return str(ray.get(method.remote(), timeout=STORE_ANSWER_S))
     except ActorUnavailableError:
         return None
 
 
-def _is_ready(handle: Any, opened_with: tuple[object, ...], timeout_s: float) -> bool:
-    """Whether it runs and has its file open; blocks while it opens it. Raises RayError for one that cannot."""
-    try:
-        ray.get(handle.ready.remote(*opened_with), timeout=timeout_s)
-    except ActorUnavailableError:
-        return False
-    return True
+def _opened(handle: Any, opened_with: tuple[object, ...], timeout_s: float, besides: str | None = None) -> bool:
+    """Whether the store was opened with this; blocks while it opens, and while its process ends and comes back.
+    `besides` is a process that does not count. Raises RayError for one that cannot open it, GetTimeoutError."""
+    give_up_at = time.monotonic() + timeout_s
+    while time.monotonic() < give_up_at:
+        try:
+            opened = bool(ray.get(handle.ready.remote(*opened_with), timeout=timeout_s))
+            if besides is None or _told(handle.incarnation) not in (None, besides):
+                return opened
+        except ActorUnavailableError:
+            logger.debug("the store's process is not there; it is waited for")
+        time.sleep(LOST_PAUSE_S)
+    raise GetTimeoutError("the store's process does not come back")
 
 
 def _restart_store(handle: Any, opened_with: tuple[object, ...], timeout_s: float) -> None:
     """As the same actor in a new process, which reads the sources anew: workers that run keep their way to it, and what
     they have to store waits. Raises RayError, GetTimeoutError."""
     logger.info("the store's process runs on other code; it is restarted")
+    before = _incarnation(handle)
     _shut_store(handle)
     ray.kill(handle, no_restart=False)
-    give_up_at = time.monotonic() + timeout_s
-    while not _is_ready(handle, opened_with, timeout_s) or (code := _code_of(handle)) is None:
-        if time.monotonic() > give_up_at:
-            raise GetTimeoutError("the store's process does not come back")
-        time.sleep(LOST_PAUSE_S)
-    if code != code_digest():
+    _opened(handle, opened_with, timeout_s, besides=before)  # The one before may still answer for a moment.
+    if _told(handle.code) not in (None, code_digest()):
         logger.warning("the store's process has other code than this one, also when started anew")
+
+
+def _incarnation(handle: Any) -> str:
+    """Of the store's process as it is now; one of an earlier version of this program has no name."""
+    try:
+        return _told(handle.incarnation) or ""
+    except RayTaskError:
+        return ""
 
 
 def _store_actor(config: RemoraConfig, opened_with: tuple[object, ...]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from actors import process
@@ -40,6 +41,7 @@ class StoreService:
     def __init__(self, url: str, vocabulary: str = "", limits: StoreLimits | None = None) -> None:
         self._opened_with = (url, vocabulary, limits)
         self._code = code_digest()
+        self._incarnation = uuid.uuid4().hex
         self._store = open_store(url, vocabulary, limits)
 
     def answer(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
@@ -60,6 +62,10 @@ class StoreService:
     def code(self) -> str:
         """Of the sources that it runs on: it may have been started by an earlier version of this program."""
         return self._code
+
+    def incarnation(self) -> str:
+        """Of this process: one that is restarted has another."""
+        return self._incarnation
 
     def shut(self) -> None:
         """Let go of the medium."""

@@ -123,8 +123,12 @@ class LocalRuntime:
             worker.cause = cause
             worker.ended.set()
             worker.thawed.set()
-            getattr(worker.shell.runner, "release", lambda: None)()
-        await asyncio.to_thread(worker.shell.stop)
+        stopping = asyncio.ensure_future(asyncio.to_thread(worker.shell.stop))
+        # What is killed goes on with nothing: it learns of its end before a step that it is stuck in returns.
+        while not (worker.shell._stopped or stopping.done()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        getattr(worker.shell.runner, "release", lambda: None)()
+        await stopping
 
     def freeze(self, worker_id: str) -> None:
         self.workers[worker_id].thawed.clear()

@@ -22,7 +22,7 @@ NONSENSE: tuple[Any, ...] = (
     {"messages": [{"role": "user", "content": "x"}], "temperature": "hot"},
     {"messages": [{"role": "user", "content": "x"}], "max_tokens": -1},
     {"messages": [{"role": "user", "content": "x"}], "session": {"id": ""}},
-    {"messages": [{"role": "user", "content": "x"}], "n": 2},
+    {"messages": [{"role": "user", "content": "x"}], "n": 0},
     {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "poem"}},
 )
 GRAMMARS: tuple[tuple[dict[str, Any], str], ...] = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from actors.model.detokenizer import Detokenizer
@@ -70,6 +70,8 @@ def test_user_text_never_makes_control_tokens(tokenizer: Tokenizer, data: st.Dat
 def test_ordinary_text_is_encoded_as_if_nothing_had_been_taken_out(tokenizer: Tokenizer, data: st.DataObject) -> None:
     """Without control tokens in a text, the guarded encoder and the tokenizer as it came agree."""
     text = data.draw(st.text(st.characters(codec="utf-8"), max_size=40))
+    # Hypothesis also draws strings that it finds in our source, and "<think>" is one of them.
+    assume(not any(name in text for name in tokenizer.control_names))
     assert tokenizer.encode(text) == tokenizer.encode(text, special=True)
 
 
