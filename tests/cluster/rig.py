@@ -55,7 +55,7 @@ class Rig:
                 turn=TurnOf(session_id=record.session_id, generation=record.generation, epoch=record.epoch),
             )
         )
-        return await asyncio.wait_for(finished(port, rid), 30)
+        return await asyncio.wait_for(finished(port, rid), 100)
 
 
 async def finished(port: WorkerPort, key: str) -> Finished:

@@ -70,7 +70,7 @@ class World:
             while not await reached():  # noqa: ASYNC110 - what a test waits for has no event
                 await asyncio.sleep(0.005)
 
-        await asyncio.wait_for(look(), 5.0)
+        await asyncio.wait_for(look(), 60)
 
     async def states(self) -> dict[str, str]:
         return {member.worker_id: member.state for member in await self.pool.members()}
@@ -523,7 +523,7 @@ def test_a_pool_is_given_up_while_its_loop_is_being_woken(tmp_path: Path) -> Non
         await w.until_ready(1)
         await asyncio.sleep(0.02)
         w.pool.set_workers(1)  # Wakes the loop; it has not run yet when it is cancelled.
-        await asyncio.wait_for(w.pool.abandon(), 5)
+        await asyncio.wait_for(w.pool.abandon(), 60)
 
     for _ in range(20):
         run(test, tmp_path, workers=1)

@@ -193,7 +193,7 @@ def test_a_worker_that_cannot_start_says_why(config: RemoraConfig) -> None:
                     return str(pool["last_failure"])
                 await asyncio.sleep(0.05)
 
-        assert "allocate" in await asyncio.wait_for(failed(), 30)
+        assert "allocate" in await asyncio.wait_for(failed(), 100)
 
     run(broken, test)
 

@@ -60,7 +60,7 @@ def test_a_commit_waits_for_a_server_that_restarts(server: RedisServer) -> None:
     waiting = threading.Thread(target=lambda: answers.append(store.commit([commit_of(record)], 2.0)))
     waiting.start()
     server.start()
-    waiting.join(20.0)
+    waiting.join(60)
     assert answers == [[CommitStatus.OK]]
     store.shut()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.messages import Outcome, SessionMode
-from actors.records import CommitStatus, SessionRecord, StoreError, TurnCommit, TurnRecord
+from actors.records import CommitStatus, PutStatus, SessionRecord, StoreError, TurnCommit, TurnRecord
 from cluster.store.limits import StoreLimits
 from cluster.store.schema import SCHEMA_VERSION
 from cluster.store.sqlite import SqliteStore
@@ -67,6 +67,13 @@ TURNS = [
     turn(3, "r2", 2, input_ids=()),
     turn(4, "r1", 3),
 ]
+NO_HOLDERS = "; ".join(
+    [
+        *(f"DROP TRIGGER holding_{name}" for name in ("begun", "changed", "ended")),
+        "DROP INDEX results_by_tenant; DROP TABLE result_holders",
+    ]
+)
+"""Version 5 has them."""
 BYTES = 4 * 200 + 4 * (3 + 3 + 1 + 3)
 
 
@@ -88,12 +95,22 @@ def as_version_3(path: Path) -> Path:
     """This version differs from it by this; the program makes it out of version 2."""
     SqliteStore(write(path), vocabulary="toy").shut()
     with sqlite3.connect(path) as db:
-        db.executescript("ALTER TABLE sessions DROP COLUMN weights; UPDATE remora_schema SET version = 3")
+        db.executescript(
+            f"{NO_HOLDERS}; ALTER TABLE sessions DROP COLUMN weights; UPDATE remora_schema SET version = 3"
+        )
     db.close()
     return path
 
 
-@pytest.mark.parametrize("older", [as_version_1, write, as_version_3])
+def as_version_4(path: Path) -> Path:
+    SqliteStore(write(path), vocabulary="toy").shut()
+    with sqlite3.connect(path) as db:
+        db.executescript(f"{NO_HOLDERS}; UPDATE remora_schema SET version = 4")
+    db.close()
+    return path
+
+
+@pytest.mark.parametrize("older", [as_version_1, write, as_version_3, as_version_4])
 def test_what_an_earlier_version_stored_is_there(older: object, tmp_path: Path) -> None:
     """T1: opened twice: the second time it is of this version."""
     path = older(tmp_path / "s.sqlite")  # type: ignore[operator]
@@ -146,3 +163,20 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> Non
         assert db.execute("SELECT version FROM remora_schema").fetchall() == [(2,)]
         assert "bytes" not in [row[1] for row in db.execute("PRAGMA table_info(sessions)")]
     db.close()
+
+
+def test_results_of_before_holders_were_counted_are_counted(tmp_path: Path) -> None:
+    """S13, T2: whoever holds most makes room, whenever it came to hold it."""
+    path = as_version_4(tmp_path / "s.sqlite")
+    row = "VALUES ('flood', 'k' || ?, 'done', x'00', 'a', 1000 + ?, 60, zeroblob(600))"
+    with sqlite3.connect(path) as db:
+        db.executemany(
+            f"INSERT INTO results (tenant, key, state, digest, owner, until, ttl_s, body) {row}", [(1, 1), (2, 2)]
+        )
+    db.close()
+    store = SqliteStore(path, limits=StoreLimits(results_bytes=2000))
+    put = {"digest": b"d", "owner": "a", "ttl_s": 60.0, "body": b"x" * 600}
+    assert store.put_result("other", "k", now=1.0, **put) is PutStatus.STORED  # type: ignore[arg-type]
+    kept = [store.get_result(*name, 2.0) for name in (("flood", "k1"), ("flood", "k2"), ("other", "k"))]
+    assert [one.state.value if one else None for one in kept] == ["expired", "done", "done"]
+    store.shut()

@@ -29,8 +29,9 @@ def put(
     body: bytes = BODY,
     digest: bytes = DIGEST,
     ttl_s: float = 60.0,
+    tenant: str = "t",
 ) -> PutStatus:
-    return store.put_result("t", key, digest=digest, owner=owner, body=body, now=now, ttl_s=ttl_s)
+    return store.put_result(tenant, key, digest=digest, owner=owner, body=body, now=now, ttl_s=ttl_s)
 
 
 def test_the_first_to_claim_runs_and_others_learn_who_does(store: SessionStore) -> None:
@@ -174,6 +175,39 @@ def test_the_oldest_results_make_room_for_new_ones(open_store: OpenStore) -> Non
     states = [claim(store, "b", key=f"k{number}", now=105.0).status.value for number in range(3)]
     assert states == ["expired", "done", "done"]
     assert store.figures()["result_bytes"] == 200 + 2 * 800
+
+
+def test_a_tenants_flood_makes_room_among_its_own(open_store: OpenStore) -> None:
+    """S13, T2: nobody loses what is within an even share, however old it is; beyond it, whoever holds most makes room."""
+    store = open_store(limits=StoreLimits(results_bytes=4000))
+    for number in range(2):
+        assert put(store, key=f"k{number}", body=b"x" * 600, tenant="1:quiet", now=1.0 + number) is PutStatus.STORED
+    for number in range(50):
+        assert put(store, key=f"k{number}", body=b"x" * 600, tenant="flood", now=10.0 + number) is PutStatus.STORED
+    kept = [store.get_result("1:quiet", f"k{number}", 60.0) for number in range(2)]
+    assert [one.body if one else b"" for one in kept] == [b"x" * 600] * 2
+    last = store.get_result("flood", "k49", 60.0)
+    assert last is not None
+    assert last.state is ResultState.DONE
+    for number in range(2, 5):
+        put(store, key=f"k{number}", body=b"x" * 600, tenant="1:quiet", now=61.0)
+    for tenant in ("1:quiet", "flood"):
+        found = [store.get_result(tenant, f"k{number}", 61.0) for number in range(50)]
+        assert sum(one is not None and one.state is ResultState.DONE for one in found) in (2, 3)
+    assert store.figures()["result_bytes"] <= 4000
+
+
+def test_who_holds_only_claims_is_passed_over(open_store: OpenStore) -> None:
+    """T2: what runs stays, whoever it belongs to; the next one makes room."""
+    store = open_store(limits=StoreLimits(results_bytes=2000))
+    for number in range(7):
+        claim(store, key=f"run{number}", tenant="busy")
+    for number in range(3):
+        put(store, key=f"k{number}", body=b"", now=101.0 + number)
+    assert put(store, key="k3", body=b"x" * 200, now=105.0) is PutStatus.STORED
+    assert [claim(store, "b", key=f"run{number}", tenant="busy").status.value for number in range(7)] == ["running"] * 7
+    assert claim(store, "b", key="k3", now=106.0).status is ClaimStatus.DONE
+    assert store.figures()["result_bytes"] == 2000
 
 
 def test_keys_that_expired_are_forgotten_before_the_cap_is_passed(open_store: OpenStore) -> None:

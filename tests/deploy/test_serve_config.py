@@ -132,7 +132,7 @@ def test_a_model_taken_out_of_the_file_ends_wholly_and_the_other_serves_on(
     before = head.await_workers("/small", 1)
     only_small = {**config, "applications": [one for one in config["applications"] if one["name"] == "small"]}
     head.serve_deploy(tmp_path / "small.yaml", only_small)
-    wait_until(lambda: {namespace for namespace, _ in head.actors()} == {"remora:small"}, within_s=40)
+    wait_until(lambda: {namespace for namespace, _ in head.actors()} == {"remora:small"}, within_s=100)
     assert head.http.get("/large/v1/models").status_code == 404
     assert head.turn("/small", "small", "same id", "still there?").json()["session"]["turn"] == 2
     assert head.await_workers("/small", 1) == before

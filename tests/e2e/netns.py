@@ -39,7 +39,7 @@ def _permitted() -> tuple[tuple[str, ...], str]:
 def _tried(prefix: tuple[str, ...]) -> str:
     """Why two networks cannot be had in this way; empty if they can."""
     try:
-        subprocess.run([*prefix, sys.executable, "-m", __name__], check=True, capture_output=True, timeout=30)
+        subprocess.run([*prefix, sys.executable, "-m", __name__], check=True, capture_output=True, timeout=100)
     except subprocess.CalledProcessError as error:
         return (error.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -159,7 +159,7 @@ def _ip(*words: str) -> None:
 
 def _run(*command: str) -> None:
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=10)
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
     except subprocess.CalledProcessError as error:
         raise RuntimeError(f"{' '.join(command)}: {error.stderr.decode(errors='replace').strip()}") from error
 

@@ -81,7 +81,7 @@ class Server:
         """Whatever is left after a failed test."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(10)
+            self.process.wait(60)
 
 
 @contextmanager

@@ -163,7 +163,7 @@ def test_abort_names_its_victim_and_the_client_gets_the_partial_text(client: Ope
         wait_until(lambda: any(row["running"] for row in server.workers()))
         time.sleep(0.5)
         report = server.http.post("/v1/aborts", json={"rid": "victim"}).json()
-        thread.join(30)
+        thread.join(60)
     assert [(hit["rid"], hit["stage"]) for hit in report["hit"]] == [("victim", "decode")]
     answer = answers[0]
     assert answer.choices[0].finish_reason == "abort"

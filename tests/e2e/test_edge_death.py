@@ -36,7 +36,7 @@ def body(**fields: Any) -> dict[str, Any]:
 def ask(server: Server, **fields: Any) -> httpx.Response | None:
     """None: nobody answered."""
     try:
-        return httpx.post(f"{server.url}/v1/chat/completions", json=body(**fields), timeout=30)
+        return httpx.post(f"{server.url}/v1/chat/completions", json=body(**fields), timeout=100)
     except httpx.TransportError:
         return None
 
@@ -73,7 +73,7 @@ def test_what_a_killed_ingress_was_asked_for_is_ended_and_can_be_asked_again(ser
     asked for again, behind all that was acknowledged."""
     sent = body(rid="third", max_tokens=400, stream=True)
     before = httpx.get(f"{server.url}/v1/sessions/s").json()["turns"]
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=sent, timeout=30) as stream:
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=sent, timeout=100) as stream:
         lines = stream.iter_lines()
         next(lines)
         killed(server, INGRESS)

@@ -80,7 +80,7 @@ class Nodes:
             with suppress(OSError):  # It has ended meanwhile.
                 if f"{MARK}={self._run} {name}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                     os.kill(int(folder.name), signal.SIGKILL)
-        self._started[name].wait(10)
+        self._started[name].wait(60)
 
     def close(self) -> None:
         for name in [*self._started]:
@@ -109,7 +109,7 @@ class Served:
     """The application, as clients see it: by way of whichever node's proxy answers."""
 
     def __init__(self, port: int) -> None:
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=100)
         self.contexts: dict[str, list[int]] = {}
         self.turns: dict[str, int] = {}
 

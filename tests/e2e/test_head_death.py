@@ -65,7 +65,7 @@ def test_turns_outlive_the_head_and_all_that_was_on_it(server: Server, tmp_path:
     everybody = list(descendants(server.process.pid))
     for pid in everybody:
         os.kill(pid, signal.SIGKILL)
-    server.process.wait(10)
+    server.process.wait(60)
     wait_until(lambda: not any(map(alive, everybody)), 30)
     with running(tmp_path, dict(CONFIG)) as other:
         again = turn(other, 2)

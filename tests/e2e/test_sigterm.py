@@ -103,11 +103,11 @@ def test_streams_that_end_within_the_grace_are_not_disturbed(server: Server) -> 
     wait_until(lambda: len(ready(server)) == 2, within_s=60)
     worker, sessions = sessions_of_one_worker(server, "short", 6)
     streams = [Stream(server, session, tokens=60) for session in sessions]
-    wait_until(lambda: sum(stream.pieces > 0 for stream in streams) >= 4, within_s=30)
+    wait_until(lambda: sum(stream.pieces > 0 for stream in streams) >= 4, within_s=100)
     terminate(server, worker)
     seen = [stream.pieces for stream in streams]
     assert not any(stream.finish for stream in streams)
-    wait_until(lambda: worker not in ready(server), within_s=10)
+    wait_until(lambda: worker not in ready(server), within_s=100)
     opened = server.http.post("/v1/sessions", json={"id": "after the signal"}).json()
     assert opened["worker"] != worker
     for stream in streams:
@@ -127,9 +127,9 @@ def test_streams_that_outlast_the_grace_end_with_an_error_and_the_marker(server:
     wait_until(lambda: len(ready(server)) == 2, within_s=60)
     worker, sessions = sessions_of_one_worker(server, "long", 6)
     streams = [Stream(server, session, tokens=1500) for session in sessions[:4]]
-    wait_until(lambda: all(stream.pieces > 0 for stream in streams), within_s=30)
+    wait_until(lambda: all(stream.pieces > 0 for stream in streams), within_s=100)
     waiting = [Stream(server, session, tokens=8) for session in sessions[4:]]
-    wait_until(lambda: sum(row["waiting"] for row in server.workers() if row["id"] == worker) == 2, within_s=10)
+    wait_until(lambda: sum(row["waiting"] for row in server.workers() if row["id"] == worker) == 2, within_s=100)
     terminate(server, worker)
     for stream in (*streams, *waiting):
         stream.join(90)

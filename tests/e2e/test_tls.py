@@ -40,7 +40,7 @@ class Secured(Server):
         super()._await_ready()
 
     def connect(self) -> ssl.SSLSocket:
-        plain = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=100)
         return self.trust.wrap_socket(plain, server_hostname="127.0.0.1")
 
 

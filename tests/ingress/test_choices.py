@@ -281,7 +281,7 @@ def test_lines_are_read_only_when_there_is_room(tmp_path: Path) -> None:
             for start in range(1, 200):
                 at.worker.push(tokens(first, "a", start), tokens(second, "b", start))
                 await asyncio.sleep(0.001)
-            await asyncio.wait_for(call.whole(), 5)
+            await asyncio.wait_for(call.whole(), 60)
             await eventually(lambda: at.ingress.metrics.open_requests == 0)
             assert at.ends() == {("abort", "client_disconnect", "decode"): 1}
 

@@ -62,6 +62,6 @@ def within(part: Any, whole: Any) -> bool:
 
 def test_what_is_nested_without_end_is_read_in_no_time() -> None:
     """I1: a reply that is nothing but brackets costs as much as any other of its length."""
-    began = time.perf_counter()
+    began = time.process_time()
     assert read_as_far_as_it_goes('{"a": 1, "b": ' + "[" * 40_000) is None
-    assert time.perf_counter() - began < 3.0
+    assert time.process_time() - began < 3.0

@@ -76,7 +76,7 @@ def wait_for(client: httpx.Client, wanted: Any, limit_s: float = 5.0) -> None:
 
 
 def test_a_session_over_serve(url: str) -> None:
-    with httpx.Client(base_url=url, timeout=20) as client:
+    with httpx.Client(base_url=url, timeout=100) as client:
         assert client.get("/health").status_code == 200
         use = {"id": "a b/ü", "create": True}
         first = client.post("/v1/chat/completions", json=body("one", max_tokens=5, session=use))
@@ -90,7 +90,7 @@ def test_a_session_over_serve(url: str) -> None:
 
 def test_a_stream_over_serve_ends_with_its_marker(url: str) -> None:
     with (
-        httpx.Client(base_url=url, timeout=20) as client,
+        httpx.Client(base_url=url, timeout=100) as client,
         client.stream("POST", "/v1/chat/completions", json=body("hi", max_tokens=6, stream=True)) as response,
     ):
         lines = [line for line in response.iter_lines() if line]
@@ -101,7 +101,7 @@ def test_a_stream_over_serve_ends_with_its_marker(url: str) -> None:
 
 def test_closed_sockets_are_aborts_over_serve(url: str) -> None:
     """A1, A6: streamed and unary; the pages come back."""
-    with httpx.Client(base_url=url, timeout=20) as client:
+    with httpx.Client(base_url=url, timeout=100) as client:
         with client.stream("POST", "/v1/chat/completions", json=body("x", max_tokens=8000, stream=True)) as response:
             lines = response.iter_lines()  # Held: an iterator that is thrown away closes the response.
             next(lines)

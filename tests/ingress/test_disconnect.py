@@ -26,7 +26,7 @@ async def leave(call: Call, how: str) -> None:
         call.break_off()
     else:
         call.task.cancel()
-    done, _ = await asyncio.wait({call.task}, timeout=5)
+    done, _ = await asyncio.wait({call.task}, timeout=60)
     assert done, "the handler goes on for nobody"
 
 

@@ -41,7 +41,7 @@ def test_leaving_is_noticed_at_once_through_every_layer(tmp_path: Path, how: str
                 leaves.break_off()
             else:
                 leaves.task.cancel()
-            await asyncio.wait({leaves.task}, timeout=5)
+            await asyncio.wait({leaves.task}, timeout=60)
             assert leaves.task.done()
             await eventually(lambda: at.ingress.metrics.open_requests <= 1)
             again = await acme.chat("again", max_tokens=2, session={"id": "s", "create": True}).whole()

@@ -32,7 +32,7 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
 
     def wait_until(self, holds: Any) -> None:
-        asyncio.run_coroutine_threadsafe(eventually(holds), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(eventually(holds), self.loop).result(60)
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     yield ready[0]
     stop.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

@@ -178,7 +178,7 @@ def test_a_result_is_offered_again_to_a_store_that_was_away(tmp_path: Path, monk
             assert text_of(await ask(at).whole()) == reply(ASKED, 8)
             assert (await ask(at).whole()).status == 409
             back.set()
-            await asyncio.wait_for(stored.wait(), 5.0)
+            await asyncio.wait_for(stored.wait(), 60)
             assert (await ask(at).whole()).json()["replayed"]
             assert made(at) == 8
 

@@ -47,7 +47,7 @@ async def leave(call: Call, how: str) -> None:
         call.disconnect()
     else:
         call.task.cancel()
-    await asyncio.wait({call.task}, timeout=5)
+    await asyncio.wait({call.task}, timeout=60)
     assert call.task.done()
 
 

@@ -229,10 +229,10 @@ def test_a_rank_that_is_gone_or_hangs_is_found_by_the_next_step(
     with pytest.raises(RanksLost):
         runner.read_pages([2]).wait()
     runner.close()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert len(losses) == 1
     helper.process.kill()
-    helper.process.join(10)
+    helper.process.join(60)
     dist.destroy_process_group()
 
 

@@ -102,7 +102,7 @@ class Conversations:
         return max(0, len(self.history[name]) - 1) // self.page * self.page
 
     def info(self, name: str) -> SessionInfo:
-        answer = self.shell.ask(GetSession(tenant="default", session_id=name)).result(10)
+        answer = self.shell.ask(GetSession(tenant="default", session_id=name)).result(60)
         assert isinstance(answer, SessionInfo)
         return answer
 
@@ -118,7 +118,7 @@ class Conversations:
     def close(self, *names: str) -> None:
         for name in names:
             ask = CloseSession(tenant="default", session_id=name, generation=self.records[name].generation)
-            self.shell.ask(ask).result(10)
+            self.shell.ask(ask).result(60)
 
     def nothing_is_left(self) -> bool:
         figures, pages = self.figures(), self.shell.stats()["pages"]

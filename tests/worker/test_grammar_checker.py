@@ -28,7 +28,7 @@ class SlowStart:
 
     def __call__(self) -> subprocess.Popen[bytes]:
         self.asked.set()
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         child = self._spawn()
         self.children.append(child)
         return child
@@ -67,7 +67,7 @@ class Checking:
             self.result = error
 
     def join(self) -> object:
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self.result
 
@@ -75,11 +75,11 @@ class Checking:
 def test_a_kill_does_not_wait_for_a_child_that_is_being_started(checker: GrammarChecker, slow: SlowStart) -> None:
     """A3, A6: the loop kills, and has steps to make; starting a process takes a tenth of a second and more."""
     check = Checking(checker)
-    assert slow.asked.wait(20)
+    assert slow.asked.wait(60)
     check.wanted = False
     kill = threading.Thread(target=checker.kill)
     kill.start()
-    kill.join(10)
+    kill.join(60)
     waited = kill.is_alive()
     slow.go.set()
     assert isinstance(check.join(), CheckTimedOut)
@@ -88,7 +88,7 @@ def test_a_kill_does_not_wait_for_a_child_that_is_being_started(checker: Grammar
 
 def test_a_child_that_came_too_late_for_its_grammar_checks_the_next(checker: GrammarChecker, slow: SlowStart) -> None:
     check = Checking(checker)
-    assert slow.asked.wait(20)
+    assert slow.asked.wait(60)
     check.wanted = False
     slow.go.set()
     assert isinstance(check.join(), CheckTimedOut)
@@ -99,7 +99,7 @@ def test_a_child_that_came_too_late_for_its_grammar_checks_the_next(checker: Gra
 def test_a_child_that_is_started_while_the_checker_is_closed_is_reaped(slow: SlowStart) -> None:
     checker = GrammarChecker(time.monotonic)
     check = Checking(checker)
-    assert slow.asked.wait(20)
+    assert slow.asked.wait(60)
     checker.close()
     slow.go.set()
     assert isinstance(check.join(), CheckTimedOut)

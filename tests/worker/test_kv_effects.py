@@ -41,7 +41,7 @@ class Watched(ToyRunner):
     def _call(self, kind: str, pages: Sequence[int]) -> None:
         self.calls.append((kind, tuple(pages)))
         self.held.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(60)
         if self.breaks == kind:
             raise RuntimeError("device lost")
 
@@ -72,7 +72,7 @@ class Bench:
         self.effects.perform(DropKV(session=session))
 
     def hear(self, count: int = 1) -> list[object]:
-        return [self.mail.get(timeout=20) for _ in range(count)]
+        return [self.mail.get(timeout=60) for _ in range(count)]
 
     def copied(self, there: Sequence[int], here: Sequence[int]) -> bool:
         runner = self.runner
@@ -214,7 +214,7 @@ def test_a_turn_that_waits_for_its_kv_goes_before_copies_made_ahead(bench: Make)
     one.runner.go_on.clear()
     one.runner.held.clear()
     one.save(1, [10])
-    assert one.runner.held.wait(20)
+    assert one.runner.held.wait(60)
     one.save(2, [20])
     one.save(3, [30])
     one.load(3, [31])
@@ -230,7 +230,7 @@ def test_nothing_asked_ever_waits_for_a_copy(bench: Make) -> None:
     one = bench(host_bytes=PLENTY)
     one.runner.go_on.clear()
     one.save(1, range(2, 102))
-    assert one.runner.held.wait(20)
+    assert one.runner.held.wait(60)
     one.save(2, [120])
     one.load(2, [121])
     one.save(3, [130])
@@ -251,7 +251,7 @@ def test_a_load_that_is_dropped_meanwhile_ends_early(bench: Make) -> None:
     one.runner.go_on.clear()
     one.runner.held.clear()
     one.load(1, range(202, 302))
-    assert one.runner.held.wait(20)
+    assert one.runner.held.wait(60)
     one.drop(1)
     one.save(1, [5])
     one.runner.go_on.set()
@@ -356,14 +356,14 @@ def test_closing_answers_what_was_asked_and_removes_the_files(bench: Make, tmp_p
     one.runner.go_on.clear()
     one.runner.held.clear()
     one.save(2, range(2, 102))
-    assert one.runner.held.wait(20)
+    assert one.runner.held.wait(60)
     one.load(1, [7])
     closing = threading.Thread(target=one.effects.close)
     closing.start()
     while not one.effects._closing:
         closing.join(0.001)
     one.runner.go_on.set()
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive()
     assert one.hear(2) == [KVSaved(session=2, pages=0), KVLoaded(session=1, pages=0)]
     assert list(tmp_path.iterdir()) == []

@@ -88,7 +88,7 @@ def test_another_process_keeps_its_folder_until_it_is_killed(tmp_path: Path, hol
     KVFolder(str(tmp_path)).close()
     assert (theirs / file_name(1)).read_bytes() == b"KV"
     holder.send_signal(signal.SIGKILL)
-    holder.wait(10)
+    holder.wait(60)
     ours = KVFolder(str(tmp_path))
     assert list(tmp_path.iterdir()) == [ours.path]
     ours.close()

@@ -25,7 +25,7 @@ class Desk:
 
     def ask(self, effect: SaveKV | UnpackKV) -> object:
         self.effects.perform(effect)
-        return self.answers.get(timeout=10)
+        return self.answers.get(timeout=60)
 
     def image(self, session: int, pages: int) -> list[bytes]:
         """An image of pages whose bytes differ."""

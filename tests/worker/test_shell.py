@@ -145,7 +145,7 @@ def test_session_turns_survive_the_worker(config: RemoraConfig, store: SqliteSto
         assert ids_of(events) == toy_continuation(history, 20)
         history += ids_of(events)
         assert events[-1].turn == number
-        info = shell.ask(GetSession(tenant="default", session_id="s")).result(5)
+        info = shell.ask(GetSession(tenant="default", session_id="s")).result(60)
         assert isinstance(info, SessionInfo)
         assert (info.turns, info.tokens) == (number, len(history))
         shell.stop()
@@ -177,7 +177,7 @@ def test_stop_answers_everything(config: RemoraConfig, store: SqliteStore) -> No
     with pytest.raises(WorkerStopped):
         shell.submit(submit("late"))
     with pytest.raises(WorkerStopped):
-        shell.ask(GetSession(tenant="default", session_id="s")).result(1)
+        shell.ask(GetSession(tenant="default", session_id="s")).result(60)
 
 
 class BreakingRunner(ToyRunner):

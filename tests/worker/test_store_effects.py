@@ -65,7 +65,7 @@ def test_stored_turns_are_told_one_by_one(
     record = create(store)
     for number in (1, 2, 3):
         effects.perform(storing(record, number))
-    assert [mail.get(timeout=10) for _ in range(3)] == [TurnStored(session=5, uid=n) for n in (1, 2, 3)]
+    assert [mail.get(timeout=60) for _ in range(3)] == [TurnStored(session=5, uid=n) for n in (1, 2, 3)]
     assert [turn.rid for turn in store.load("t", "s", record.generation)[1]] == ["r1", "r2", "r3"]
 
 
@@ -79,7 +79,7 @@ def test_a_turn_that_the_store_has_no_room_for_is_told_as_that(
     for number in (1, 2, 3):
         effects.perform(storing(record, number))
     full = TurnStored(session=5, uid=3, full=CommitStatus.SESSION_FULL)
-    assert [mail.get(timeout=10) for _ in range(3)] == [*(TurnStored(session=5, uid=n) for n in (1, 2)), full]
+    assert [mail.get(timeout=60) for _ in range(3)] == [*(TurnStored(session=5, uid=n) for n in (1, 2)), full]
     effects.close()
     store.shut()
 
@@ -91,7 +91,7 @@ def test_commit_of_an_older_epoch_is_told_as_stale(
     record = create(store)
     store.acquire("t", "s", owner="w2", expected_epoch=record.epoch)
     effects.perform(storing(record))
-    assert mail.get(timeout=10) == TurnStored(session=5, uid=1, stale=True)
+    assert mail.get(timeout=60) == TurnStored(session=5, uid=1, stale=True)
 
 
 def test_store_that_fails_is_told_as_an_error(
@@ -101,13 +101,13 @@ def test_store_that_fails_is_told_as_an_error(
     record = create(store)
     store.shut()
     effects.perform(storing(record))
-    stored = mail.get(timeout=10)
+    stored = mail.get(timeout=60)
     assert (stored.error != "", stored.stale) == (True, False)
     effects.perform(LoadSession(session=5, tenant="t", session_id="s", generation=record.generation))
-    loaded = mail.get(timeout=10)
+    loaded = mail.get(timeout=60)
     assert (loaded.record, loaded.error != "") == (None, True)
     effects.perform(ForgetSession(session=5, tenant="t", session_id="s", generation=record.generation, epoch=1))
-    assert mail.get(timeout=10).error != ""
+    assert mail.get(timeout=60).error != ""
 
 
 def test_loaded_history_is_whole_and_an_unknown_session_is_no_error(
@@ -116,10 +116,10 @@ def test_loaded_history_is_whole_and_an_unknown_session_is_no_error(
     """S1, T6."""
     record = create(store)
     effects.perform(storing(record))
-    mail.get(timeout=10)
+    mail.get(timeout=60)
     effects.perform(LoadSession(session=5, tenant="t", session_id="s", generation=record.generation))
-    loaded = mail.get(timeout=10)
+    loaded = mail.get(timeout=60)
     assert (loaded.record.turns, [turn.rid for turn in loaded.turns]) == (1, ["r1"])
     effects.perform(LoadSession(session=6, tenant="t", session_id="s", generation=record.generation + 1))
-    unknown = mail.get(timeout=10)
+    unknown = mail.get(timeout=60)
     assert (unknown.session, unknown.record, unknown.error) == (6, None, "")

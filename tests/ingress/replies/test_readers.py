@@ -314,7 +314,7 @@ def test_the_parts_do_not_depend_on_how_the_text_is_cut(name: str, reply: str, d
 def test_blanks_without_end_are_read_in_no_time(kind: ToolFormat, begins: str) -> None:
     """I1: some models end in nothing but line breaks, one by one."""
     reader, blanks = call_reader(kind, []), 40_000
-    began = time.perf_counter()
+    began = time.process_time()
     parts = [*reader.push(begins), *(part for _ in range(blanks) for part in reader.push("\n")), *reader.finish()]
-    assert time.perf_counter() - began < 3.0
+    assert time.process_time() - began < 3.0
     assert "".join(part.text for part in parts if isinstance(part, TextPart)).startswith(begins)
