@@ -240,7 +240,8 @@ class StoreConfig:
     and 200 a turn; 0 = no limit. A turn that would pass one is not stored and ends with an error (rule S10).
     `idempotency_ttl_s`: how long results of requests without a session are kept for their Idempotency-Key (rule T2),
     and responses of /v1/responses, to be asked for (or as long as an idle session lives, if that is longer);
-    `max_result_bytes`: of one, `max_results_bytes`: of all together; older ones expire early to make room.
+    `max_result_bytes`: of one, `max_results_bytes`: of all together; older ones of the tenant that holds most expire
+    early to make room, so that nobody loses what is within an even share.
     """
 
     url: str = field(default="", repr=False)  # It may hold a password.

@@ -9,6 +9,8 @@ from cluster.store.limits import StoreLimits
 from cluster.store.redis_codec import packed, scope_of
 from cluster.store.redis_link import RedisLink
 
+_NAMES = (b"pool", b"results", b"bodies", b"results-by-time", b"results-by-tenant", b"result-holders")
+
 
 class RedisResults:
     """The part of `SessionStore` that is about results."""
@@ -16,7 +18,7 @@ class RedisResults:
     def __init__(self, link: RedisLink, limits: StoreLimits) -> None:
         self._link = link
         self._limits = limits
-        self._keys = [link.key(name) for name in (b"pool", b"results", b"bodies", b"results-by-time")]
+        self._keys = [link.key(name) for name in _NAMES]
 
     def claim(self, tenant: str, key: str, digest: bytes, owner: str, now: float, lease_s: float) -> ResultClaim:
         args = packed(scope_of(tenant, key), digest, owner, repr(float(now)), repr(float(lease_s)))

@@ -7,7 +7,7 @@ import sqlite3
 from cluster.store.limits import RESULT_BYTES, TURN_BYTES
 from cluster.store.rows import TURN_FIELDS
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 _TABLES = """
 CREATE TABLE remora_schema (version INTEGER NOT NULL);
@@ -78,6 +78,25 @@ CREATE TRIGGER result_gone AFTER DELETE ON results BEGIN
     UPDATE remora_totals SET result_bytes = result_bytes - {RESULT_BYTES} - length(old.body); END;
 """
 
+_SINCE_5 = f"""
+CREATE TABLE result_holders (  -- what each tenant has of `result_bytes`
+    tenant TEXT PRIMARY KEY,
+    bytes INTEGER NOT NULL
+);
+INSERT INTO result_holders (tenant, bytes)
+    SELECT tenant, sum({RESULT_BYTES} + length(body)) FROM results GROUP BY tenant;
+CREATE INDEX result_holders_by_bytes ON result_holders (bytes);
+CREATE INDEX results_by_tenant ON results (tenant, until);
+CREATE TRIGGER holding_begun AFTER INSERT ON results BEGIN
+    INSERT INTO result_holders (tenant, bytes) VALUES (new.tenant, {RESULT_BYTES} + length(new.body))
+        ON CONFLICT (tenant) DO UPDATE SET bytes = bytes + excluded.bytes; END;
+CREATE TRIGGER holding_changed AFTER UPDATE OF body ON results BEGIN
+    UPDATE result_holders SET bytes = bytes + length(new.body) - length(old.body) WHERE tenant = new.tenant; END;
+CREATE TRIGGER holding_ended AFTER DELETE ON results BEGIN
+    UPDATE result_holders SET bytes = bytes - {RESULT_BYTES} - length(old.body) WHERE tenant = old.tenant; \
+DELETE FROM result_holders WHERE tenant = old.tenant AND bytes <= 0; END;
+"""
+
 _MIGRATIONS = {
     1: """
 ALTER TABLE sessions ADD COLUMN head TEXT;
@@ -96,6 +115,7 @@ UPDATE sessions SET bytes = ifnull(
     3: """
 ALTER TABLE sessions ADD COLUMN weights TEXT NOT NULL DEFAULT '';
 """,
+    4: _SINCE_5,
 }
 """By version: what brings a file of that version to the next."""
 
@@ -121,7 +141,7 @@ def prepare(connection: sqlite3.Connection) -> None:
         return
     if tables:
         raise sqlite3.DatabaseError(f"it holds other tables: {', '.join(sorted(tables))}")
-    _execute(connection, _TABLES + _SINCE_3)
+    _execute(connection, _TABLES + _SINCE_3 + _SINCE_5)
     connection.execute("INSERT INTO remora_schema (version) VALUES (?)", (SCHEMA_VERSION,))
 
 

@@ -11,7 +11,8 @@ SWEEP = 16
 """Rows whose time has come that every claim and put sees to."""
 
 _DUE = "SELECT tenant, key FROM results WHERE until <= ? ORDER BY until LIMIT ?"
-_FIRST_TO_GO = "SELECT tenant, key, state FROM results WHERE state <> 'running' ORDER BY until LIMIT 1"
+_HOLDERS = "SELECT tenant FROM result_holders ORDER BY bytes DESC"
+_FIRST_TO_GO = "SELECT key, state FROM results WHERE tenant = ? AND state <> 'running' ORDER BY until LIMIT 1"
 
 
 def claim_result(
@@ -110,10 +111,11 @@ def _sweep(db: sqlite3.Connection, now: float) -> None:
 
 
 def _make_room(db: sqlite3.Connection, limit: int) -> None:
-    """Until all together are within the limit: what expires first does so now, is forgotten when it would have expired,
-    or now if that is not enough. Claims stay."""
+    """Until all together are within the limit: of the tenant that holds most, so that nobody loses what is within an
+    even share (rule S13), what expires first does so now, is forgotten when it would have expired, or now if that is
+    not enough. Claims stay."""
     while 0 < limit < db.execute("SELECT result_bytes FROM remora_totals").fetchone()[0]:
-        first = db.execute(_FIRST_TO_GO).fetchone()
+        first = _first_to_go(db)
         if first is None:
             return
         tenant, key, state = first
@@ -121,6 +123,15 @@ def _make_room(db: sqlite3.Connection, limit: int) -> None:
             db.execute("UPDATE results SET state = 'expired', body = x'' WHERE tenant = ? AND key = ?", (tenant, key))
         else:
             _forget(db, tenant, key)
+
+
+def _first_to_go(db: sqlite3.Connection) -> tuple[str, str, str] | None:
+    """(tenant, key, state)."""
+    for (tenant,) in db.execute(_HOLDERS):
+        first = db.execute(_FIRST_TO_GO, (tenant,)).fetchone()
+        if first is not None:
+            return tenant, *first
+    return None
 
 
 def _keep(db: sqlite3.Connection, tenant: str, key: str, record: ResultRecord, ttl_s: float) -> None:

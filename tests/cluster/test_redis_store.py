@@ -15,10 +15,12 @@ import pytest
 from actors.messages import SessionMode
 from actors.records import (
     CommitStatus,
+    PutStatus,
     SessionExists,
     SessionUnknown,
     StoreError,
 )
+from cluster.store.limits import StoreLimits
 from cluster.store.open import open_shared, open_store
 from cluster.store.redis import RedisStore, open_redis
 from cluster.store.redis_link import RedisSettings
@@ -77,6 +79,21 @@ def test_closing_leaves_nothing_of_a_session(server: RedisServer) -> None:
     for record in records:
         assert store.close("t", record.session_id, record.generation)
     assert client.keys("*") == [b"{p}:pool"]
+    client.close()
+    store.shut()
+
+
+def test_results_that_were_not_counted_by_tenant_are_when_it_matters(server: RedisServer) -> None:
+    """S13, T2: a program of before that has written to the same Redis did not note who holds them."""
+    store = open_redis(RedisSettings(server.url, "p", 30.0, StoreLimits(results_bytes=2000)))
+    put = {"digest": b"d", "owner": "a", "ttl_s": 60.0, "body": b"x" * 600}
+    for number in range(2):
+        store.put_result("flood", f"k{number}", now=10.0 + number, **put)  # type: ignore[arg-type]
+    client = server.client()
+    assert client.delete("{p}:results-by-tenant", "{p}:result-holders") == 2
+    assert store.put_result("quiet", "k", now=1.0, **put) is PutStatus.STORED  # type: ignore[arg-type]
+    kept = [store.get_result(*name, 12.0) for name in (("flood", "k0"), ("flood", "k1"), ("quiet", "k"))]
+    assert [one.state.value if one else None for one in kept] == ["expired", "done", "done"]
     client.close()
     store.shut()
 

@@ -178,7 +178,7 @@ def test_the_oldest_results_make_room_for_new_ones(open_store: OpenStore) -> Non
 
 
 def test_a_tenants_flood_makes_room_among_its_own(open_store: OpenStore) -> None:
-    """S13, T2: nobody loses what is within an even share, however old it is; beyond it, whoever holds most makes room."""
+    """S13, T2: nobody loses what is within an even share, however old; beyond it, whoever holds most makes room."""
     store = open_store(limits=StoreLimits(results_bytes=4000))
     for number in range(2):
         assert put(store, key=f"k{number}", body=b"x" * 600, tenant="1:quiet", now=1.0 + number) is PutStatus.STORED
@@ -194,7 +194,7 @@ def test_a_tenants_flood_makes_room_among_its_own(open_store: OpenStore) -> None
     for tenant in ("1:quiet", "flood"):
         found = [store.get_result(tenant, f"k{number}", 61.0) for number in range(50)]
         assert sum(one is not None and one.state is ResultState.DONE for one in found) in (2, 3)
-    assert store.figures()["result_bytes"] <= 4000
+    assert store.figures()["result_bytes"] in range(4001)
 
 
 def test_who_holds_only_claims_is_passed_over(open_store: OpenStore) -> None:
