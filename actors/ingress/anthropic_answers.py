@@ -12,8 +12,8 @@ from actors.ingress.cut_json import read_as_far_as_it_goes
 from actors.ingress.error_shapes import anthropic_error
 from actors.ingress.errors import ApiError
 from actors.ingress.openai_answers import event
-from actors.ingress.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 from actors.messages import Finished, Outcome
+from actors.replies.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from actors.ingress.errors import Invalid
-from actors.ingress.replies.demand import ANY, Demand
-from actors.ingress.replies.formats import ReplyFormat
 from actors.ingress.tools import MAX_TOOLS, check_names, demand_of, read_function
 from actors.ingress.validate import Fields, wrong_type
+from actors.replies.demand import ANY, Demand
+from actors.replies.formats import ReplyFormat
 
 _CHOICES = ("auto", "any", "tool", "none")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from actors.ingress.channel import Batch
 from actors.ingress.errors import ApiError, from_finished, is_answer
-from actors.ingress.parts import CallBegins, Part, PartReader, PlainReader, TextPart
 from actors.ingress.replying import call_id
 from actors.ingress.running import Running
 from actors.ingress.text import Decoder
 from actors.messages import Finished, TokenLogprobs
+from actors.replies.parts import CallBegins, Part, PartReader, PlainReader, TextPart
 
 
 class Choice:

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from actors.ingress.replies.formats import ReplyFormat, find_reasoning, find_tools
 from actors.ingress.text import TextModel
 from actors.ingress.toy_text import TOY_MAX_CONTEXT, toy_text
 from actors.model.detokenizer import Detokenizer
@@ -14,6 +13,7 @@ from actors.model.errors import ModelUnusable
 from actors.model.source import resolve, served_name
 from actors.model.text import load_text
 from actors.model.tokenizer import Tokenizer
+from actors.replies.formats import ReplyFormat, find_reasoning, find_tools
 from configs import ModelConfig, RemoraConfig
 
 

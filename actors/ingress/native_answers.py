@@ -15,8 +15,8 @@ from actors.ingress.choices import Choice
 from actors.ingress.errors import ApiError, is_answer
 from actors.ingress.logprobs import TokenBytes, Told, finite, text_of
 from actors.ingress.openai_answers import DONE, KEEP_ALIVE, event
-from actors.ingress.parts import Part, TextPart
 from actors.messages import Finished, Outcome
+from actors.replies.parts import Part, TextPart
 
 UNKNOWN_WEIGHTS = "default"
 """What SGLang says where nobody has named the weights."""

@@ -11,8 +11,8 @@ import orjson
 from actors.ingress.choices import Choice
 from actors.ingress.errors import ApiError
 from actors.ingress.logprobs import TokenBytes, Told, chat_logprobs, completion_logprobs
-from actors.ingress.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 from actors.messages import Finished, Outcome
+from actors.replies.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"

@@ -11,9 +11,9 @@ import orjson
 
 from actors.ingress.chat_messages import text_bytes, text_work
 from actors.ingress.placement import opening
-from actors.ingress.replies.demand import ANY, Demand
 from actors.ingress.text import TextModel
 from actors.messages import TokenIds
+from actors.replies.demand import ANY, Demand
 
 PREFIX_CHARACTERS = 512
 """How much of a plain prompt's beginning says that two share a prefix."""

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actors.ingress.errors import Invalid
-from actors.ingress.parts import PartReader, PlainReader
 from actors.ingress.prompts import ChatPrompt, PromptSource
-from actors.ingress.replies.grammar import reply_grammar
-from actors.ingress.replies.notation import CannotHold
-from actors.ingress.replies.reader import reply_reader
 from actors.ingress.text import TextModel
 from actors.messages import Grammar, Submit
+from actors.replies.grammar import reply_grammar
+from actors.replies.notation import CannotHold
+from actors.replies.parts import PartReader, PlainReader
+from actors.replies.reader import reply_reader
 
 MAX_GRAMMAR = 512 * 2**10
 """Characters of one grammar."""

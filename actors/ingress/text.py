@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from actors.ingress.replies.formats import PLAIN, ReplyFormat
+from actors.replies.formats import PLAIN, ReplyFormat
 
 Messages = Sequence[Mapping[str, Any]]
 

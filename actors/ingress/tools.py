@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 
 from actors.ingress.errors import Invalid
-from actors.ingress.replies.demand import ANY, Demand
-from actors.ingress.replies.formats import ReplyFormat
 from actors.ingress.validate import Fields, check_text, wrong_type
+from actors.replies.demand import ANY, Demand
+from actors.replies.formats import ReplyFormat
 
 MAX_TOOLS = 1024
 MAX_TOOLS_BYTES = 2**20

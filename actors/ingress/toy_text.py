@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.ingress.replies.formats import ReplyFormat, ToolFormat, find_reasoning
 from actors.ingress.text import TextModel
 from actors.model.detokenizer import Detokenizer
+from actors.replies.formats import ReplyFormat, ToolFormat, find_reasoning
 from actors.runner.toy import TOY_VOCAB_SIZE
 
 TOY_VOCAB_BYTES = tuple(bytes([i]) if i < 256 else b"" for i in range(TOY_VOCAB_SIZE))

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from actors.ingress.choices import Choice
 from actors.ingress.errors import ApiError
 from actors.ingress.generation import GenerationRequest
-from actors.ingress.parts import Part
 from actors.ingress.text import TextModel
+from actors.replies.parts import Part
 from configs.schema import RemoraConfig
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from actors.ingress.anthropic_answers import MessageVoice
 from actors.ingress.choices import Choice
 from actors.ingress.cut_json import read_as_far_as_it_goes
-from actors.ingress.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 from actors.messages import Finished, Outcome
+from actors.replies.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 
 CALL = [CallBegins(0, "call_1", "weather"), CallArguments(0, '{"city": '), CallArguments(0, '"Oslo"}')]
 OTHER = [CallBegins(1, "call_2", "now")]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from actors.ingress.replies.formats import PLAIN
 from actors.ingress.toy_text import toy_text
+from actors.replies.formats import PLAIN
 from configs import EngineConfig
 from tests.ingress.asgi import Call, Client, run
 from tests.ingress.harness import edge

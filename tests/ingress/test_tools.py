@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from actors.ingress.replies.formats import ReplyFormat, ToolFormat
 from actors.ingress.toy_text import toy_text
 from actors.messages import Event, GrammarKind, Outcome, Submit
+from actors.replies.formats import ReplyFormat, ToolFormat
 from tests.ingress.asgi import run
 from tests.ingress.calling import ONE, TOOLS, TWO, WEATHER, finish_of, gathered, message_of
 from tests.ingress.harness import edge

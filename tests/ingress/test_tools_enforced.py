@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from actors.ingress.replies.formats import ToolFormat
 from actors.ingress.toy_text import TOY_VOCAB_BYTES, toy_text
+from actors.replies.formats import ToolFormat
 from actors.runner.script import ScriptRunner
 from configs import EngineConfig
 from tests.ingress.asgi import run

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from actors.ingress.load_text import reply_format
-from actors.ingress.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 from actors.ingress.prompts import ChatPrompt
-from actors.ingress.replies.calls import merged
-from actors.ingress.replies.formats import REASONING, ReplyFormat, ToolFormat
 from actors.ingress.replying import is_thinking, reading_of
 from actors.ingress.text import TextModel
 from actors.model.detokenizer import Detokenizer
 from actors.model.text import load_text
 from actors.model.tokenizer import Tokenizer
+from actors.replies.calls import merged
+from actors.replies.formats import REASONING, ReplyFormat, ToolFormat
+from actors.replies.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 from configs import ModelConfig
 from configs.load import REASONING_FORMATS, TOOL_FORMATS
 from tests.model.conftest import train_byte_level, write_folder

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from actors.ingress.parts import CallArguments, CallBegins, Part, TextPart
+from actors.replies.parts import CallArguments, CallBegins, Part, TextPart
 
 Event = tuple[str, dict[str, Any]]
 """(type, fields), without its number."""

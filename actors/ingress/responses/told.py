@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 
 from actors.ingress.errors import ApiError
-from actors.ingress.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 from actors.ingress.responses.items import Item
 from actors.ingress.responses.output import output_of
 from actors.messages import Finished, Outcome
+from actors.replies.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 
 VERSION = 1
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from actors.ingress.errors import Invalid
 from actors.ingress.prompts import ChatPrompt
-from actors.ingress.replies.demand import ANY, Demand
-from actors.ingress.replies.formats import ReplyFormat
 from actors.ingress.text import TextModel
 from actors.ingress.tools import MAX_TOOLS, check_names, demand_of, read_function, word_of_choice
 from actors.ingress.validate import Fields, wrong_type
+from actors.replies.demand import ANY, Demand
+from actors.replies.formats import ReplyFormat
 
 
 def read_tools(fields: Fields, replies: ReplyFormat) -> tuple[list[dict[str, Any]] | None, Demand]:

@@ -11,10 +11,10 @@ from actors.ingress.choices import Choice
 from actors.ingress.errors import ApiError
 from actors.ingress.openai_answers import KEEP_ALIVE
 from actors.ingress.openai_answers import event as sse
-from actors.ingress.parts import Part
 from actors.ingress.responses.output import Event, Output
 from actors.ingress.responses.told import Told
 from actors.messages import Outcome
+from actors.replies.parts import Part
 
 _LAST = {"completed": "response.completed", "incomplete": "response.incomplete", "cancelled": "response.incomplete"}
 """The API has no event for what was cancelled: the response in it says so."""

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actors.ingress.errors import ApiError
-from actors.ingress.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 from actors.ingress.responses.output import output_of
 from actors.ingress.responses.told import Told
 from actors.ingress.responses.voice import Teller, told_again
 from actors.messages import Finished, Outcome, Reason
+from actors.replies.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 
 REPLY: list[Part] = [
     ReasoningPart("hm"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from actors.ingress.replies.call_object import BLANKS, CallObject
-from actors.ingress.replies.calls import ObjectReader
+from actors.replies.call_object import BLANKS, CallObject
+from actors.replies.calls import ObjectReader
 
 BEGINS = "[TOOL_CALLS]"
 CALL_ID = "[CALL_ID]"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from actors.ingress.replies.call_object import BLANKS, CallObject
-from actors.ingress.replies.calls import ObjectReader, undecided
+from actors.replies.call_object import BLANKS, CallObject
+from actors.replies.calls import ObjectReader, undecided
 
 PYTHON_TAG = "<|python_tag|>"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from actors.ingress.replies.notation import CannotHold, in_slashes, json_rule, quoted
+from actors.replies.notation import CannotHold, in_slashes, json_rule, quoted
 
 _ENDS = "\n</parameter>\n"
 _UNENFORCED = ("pattern", "format", "minLength", "maxLength")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actors.ingress.replies.call_object import BLANKS, CallObject
-from actors.ingress.replies.calls import ObjectReader, undecided
+from actors.replies.call_object import BLANKS, CallObject
+from actors.replies.calls import ObjectReader, undecided
 
 BEGINS = "<tool_call>"
 ENDS = "</tool_call>"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from actors.ingress.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
-from actors.ingress.replies.call_object import BLANKS, CallObject, State
+from actors.replies.call_object import BLANKS, CallObject, State
+from actors.replies.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 
 
 def partial(text: str, marker: str) -> int:

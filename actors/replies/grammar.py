@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from actors.ingress.replies import hermes, mistral, xml
-from actors.ingress.replies.demand import Demand
-from actors.ingress.replies.formats import ReplyFormat, ToolFormat
-from actors.ingress.replies.notation import CannotHold, in_slashes, json_rule, moved_schema, quoted
-from actors.ingress.replies.xml_grammar import xml_parameters
 from actors.messages import Grammar, GrammarKind
+from actors.replies import hermes, mistral, xml
+from actors.replies.demand import Demand
+from actors.replies.formats import ReplyFormat, ToolFormat
+from actors.replies.notation import CannotHold, in_slashes, json_rule, moved_schema, quoted
+from actors.replies.xml_grammar import xml_parameters
 
 MAX_PARALLEL = 32
 """Calls in one reply that must hold some."""

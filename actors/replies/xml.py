@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from actors.ingress.replies.call_object import BLANKS
-from actors.ingress.replies.calls import CallReader, partial, undecided
+from actors.replies.call_object import BLANKS
+from actors.replies.calls import CallReader, partial, undecided
 
 BEGINS = "<tool_call>"
 ENDS = "</tool_call>"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actors.ingress.parts import PartReader, PlainReader
-from actors.ingress.replies.formats import ReplyFormat, ToolFormat
-from actors.ingress.replies.hermes import HermesReader
-from actors.ingress.replies.llama import LlamaReader
-from actors.ingress.replies.mistral import MistralReader
-from actors.ingress.replies.reasoning import ReasoningReader
-from actors.ingress.replies.xml import XmlReader
+from actors.replies.formats import ReplyFormat, ToolFormat
+from actors.replies.hermes import HermesReader
+from actors.replies.llama import LlamaReader
+from actors.replies.mistral import MistralReader
+from actors.replies.parts import PartReader, PlainReader
+from actors.replies.reasoning import ReasoningReader
+from actors.replies.xml import XmlReader
 
 
 def reply_reader(format: ReplyFormat, tools: Sequence[Mapping[str, Any]], *, thinking: bool) -> PartReader:

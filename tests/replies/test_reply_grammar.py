@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from actors.ingress.parts import CallArguments, CallBegins, ReasoningPart, TextPart
-from actors.ingress.replies.demand import ANY, Demand
-from actors.ingress.replies.formats import MARKERS, REASONING, ReplyFormat, ToolFormat
-from actors.ingress.replies.grammar import reply_grammar
-from actors.ingress.replies.notation import CannotHold
-from actors.ingress.replies.reader import reply_reader
 from actors.messages import Grammar, GrammarKind
+from actors.replies.demand import ANY, Demand
+from actors.replies.formats import MARKERS, REASONING, ReplyFormat, ToolFormat
+from actors.replies.grammar import reply_grammar
+from actors.replies.notation import CannotHold
+from actors.replies.parts import CallArguments, CallBegins, ReasoningPart, TextPart
+from actors.replies.reader import reply_reader
 from actors.runner.grammar.check import check
 from actors.runner.grammar.matchers import Matchers
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.ingress.parts import Part, PartReader, ReasoningPart
-from actors.ingress.replies.call_object import BLANKS
-from actors.ingress.replies.calls import merged, partial, undecided
+from actors.replies.call_object import BLANKS
+from actors.replies.calls import merged, partial, undecided
+from actors.replies.parts import Part, PartReader, ReasoningPart
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from actors.ingress.replies import hermes, llama, mistral, xml
-from actors.ingress.replies.reasoning import Tags
+from actors.replies import hermes, llama, mistral, xml
+from actors.replies.reasoning import Tags
 
 
 class ToolFormat(str, Enum):

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.ingress.parts import CallArguments, CallBegins, Part, PartReader, PlainReader, ReasoningPart, TextPart
-from actors.ingress.replies.calls import merged
-from actors.ingress.replies.formats import ToolFormat
-from actors.ingress.replies.reader import call_reader
-from actors.ingress.replies.reasoning import ReasoningReader, Tags
+from actors.replies.calls import merged
+from actors.replies.formats import ToolFormat
+from actors.replies.parts import CallArguments, CallBegins, Part, PartReader, PlainReader, ReasoningPart, TextPart
+from actors.replies.reader import call_reader
+from actors.replies.reasoning import ReasoningReader, Tags
 
 TOOLS: list[dict[str, Any]] = [
     {
