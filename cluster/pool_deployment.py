@@ -17,7 +17,9 @@ from cluster.answers import DOWN, Answer
 from cluster.located import application_namespace, of_application, with_store_file
 from cluster.pool import Pool
 from cluster.ray_errors import cause_of
-from cluster.ray_runtime import HEAD_NODE, RayRuntime, WorkerPorts, end_actors, open_remote_store
+from cluster.ray_names import HEAD_NODE
+from cluster.ray_runtime import RayRuntime, WorkerPorts
+from cluster.ray_store import end_actors, open_remote_store
 from cluster.release import release_of
 from cluster.serve_pool import ServePool
 from configs import RemoraConfig, from_tree

@@ -20,7 +20,7 @@ from cluster.environment import PACKAGES, code_root, is_checkout
 from cluster.http_edge import http_options
 from cluster.located import APP_NAME
 from cluster.ray_errors import cause_of
-from cluster.ray_runtime import end_actors, open_remote_store
+from cluster.ray_store import end_actors, open_remote_store
 from configs import RemoraConfig
 
 logger = logging.getLogger("remora.cluster")

@@ -14,7 +14,8 @@ class Rig:
 
     def __init__(self, config: RemoraConfig) -> None:
         from cluster.pool import Pool
-        from cluster.ray_runtime import RayRuntime, WorkerPorts, open_remote_store
+        from cluster.ray_runtime import RayRuntime, WorkerPorts
+        from cluster.ray_store import open_remote_store
 
         self.config = config
         self.store = open_remote_store(config)

@@ -157,7 +157,7 @@ def test_a_store_of_other_code_is_restarted_under_its_workers(
     config: RemoraConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """T1, T5: a new version of the program finds the store's process of the one before; whoever uses it goes on."""
-    from cluster import ray_runtime
+    from cluster import ray_store
 
     async def test(rig: Rig) -> None:
         await rig.ready()
@@ -165,15 +165,15 @@ def test_a_store_of_other_code_is_restarted_under_its_workers(
         await rig.turn(placed, "r1")
         before = store_pid(config)
         with monkeypatch.context() as patch:
-            patch.setattr(ray_runtime, "code_digest", lambda: "of another version")
-            newer = await asyncio.to_thread(ray_runtime.open_remote_store, config)
+            patch.setattr(ray_store, "code_digest", lambda: "of another version")
+            newer = await asyncio.to_thread(ray_store.open_remote_store, config)
         assert store_pid(config) != before
         assert newer.get("t", "upgraded").turns == 1
         assert (await rig.turn(placed, "r2")).turn == 2
         assert rig.store.get("t", "upgraded").turns == 2
         assert "has other code than this one, also when started anew" in caplog.text
         again = store_pid(config)
-        await asyncio.to_thread(ray_runtime.open_remote_store, config)
+        await asyncio.to_thread(ray_store.open_remote_store, config)
         assert store_pid(config) == again
 
     run(config, test)
@@ -201,7 +201,7 @@ def test_a_worker_that_cannot_start_says_why(config: RemoraConfig) -> None:
 def test_a_store_that_cannot_be_opened_says_why(config: RemoraConfig) -> None:
     from dataclasses import replace
 
-    from cluster.ray_runtime import open_remote_store
+    from cluster.ray_store import open_remote_store
 
     folder = Path(__file__).parent
     nowhere = replace(

@@ -313,7 +313,7 @@ def _nodes(count: int) -> bool:
 
 def _check_actors(states: dict[str, str]) -> None:
     """No actor is left of a worker that the pool does not know."""
-    from cluster.ray_runtime import NAME_PREFIX, actor_names
+    from cluster.ray_names import NAME_PREFIX, actor_names
 
     names = {name.removeprefix(NAME_PREFIX) for name in actor_names(CONFIG["cluster"]["namespace"])}
     assert {name for name in names if name.startswith("worker-")} == set(states), (names, states)

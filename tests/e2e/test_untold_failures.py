@@ -120,7 +120,7 @@ def test_the_cluster_goes_on_while_the_control_service_is_away_and_scales_when_i
     """T3, T4, T6, P1, field case N48: turns go on; new sessions open; a worker that dies meanwhile is given up by the
     pool's own clock, and its sessions go on elsewhere under the next epoch, the others under the same; afterwards it is
     replaced, scaling works, and no worker is there twice."""
-    from cluster.ray_runtime import NAME_PREFIX, actor_names
+    from cluster.ray_names import NAME_PREFIX, actor_names
 
     server = rig.server
     chats = [Chat(server, f"control-{number}") for number in range(4)]
