@@ -67,6 +67,9 @@ from actors.messages import (
     ToWorker,
 )
 
+PREFILL, STOPPING, COMMITTING = RequestState.PREFILL, RequestState.STOPPING, RequestState.COMMITTING
+"""By names that are looked up faster: each request of each step asks for them."""
+
 
 class Engine:
     """All bookkeeping of one worker. Not thread-safe: one loop drives it."""
@@ -214,39 +217,40 @@ class Engine:
             raise AssertionError(f"plan names request {item.uid}, which is gone")
         request.inflight -= 1
         request.pending_samples -= item.samples
-        if request.state is RequestState.STOPPING:
+        if request.state is STOPPING:
             if not request.inflight:
                 self._endings.returned(request, now)
             return
-        if request.state is RequestState.COMMITTING:
+        if request.state is COMMITTING:
             return
-        if item.uid in result.failed:
+        if result.failed and item.uid in result.failed:
             verdict = Verdict.abort(Reason.INTERNAL, "this request could not be computed")
             request.story.append(f"{now:.3f} runner: {result.failed[item.uid]}")
             self._endings.decide(request, verdict, now)
             return
-        if item.uid in result.dead_ends:
+        if result.dead_ends and item.uid in result.dead_ends:
             verdict = Verdict.abort(Reason.GRAMMAR_INVALID, result.dead_ends[item.uid])
             self._endings.decide(request, verdict, now)
             return
         request.computed = item.start + item.count
         self.core.kv.publish(request.uid, request.computed, in_flight=request.inflight > 0)
         if item.samples:
-            self._append(request, result.sampled[item.uid], result.logprobs.get(item.uid), now)
+            told = (result.logprobs[item.uid],) if item.uid in result.logprobs else ()
+            self._append(request, result.sampled[item.uid], told, now)
 
-    def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
-        index = request.num_output
+    def _append(self, request: Request, token: int, told: tuple[TokenLogprobs, ...], now: float) -> None:
+        """A token was chosen: it is told, and may be the last. `told`: its log probability, where that is asked for."""
+        submit, index = request.submit, len(request.tokens) - request.prompt_len
         request.tokens.append(token)
         self.core.totals.output_tokens += 1
-        submit = request.submit
+        if told:
+            request.logprobs.extend(told)
         prompt = b"" if index > len(submit.resumed_ids) else prompt_digest(request)
-        told = () if logprobs is None else (logprobs,)
-        request.logprobs.extend(told)
         event = Tokens(ingress=submit.ingress, key=submit.key, index=index, ids=(token,), prompt=prompt, logprobs=told)
         self.core.out.append(event)
         for follower in request.followers:
             self.core.out.append(replace(event, ingress=follower.ingress, key=follower.key))
-        if request.state is RequestState.PREFILL:
+        if request.state is PREFILL:
             request.move(RequestState.DECODE, "prompt computed", now)
         verdict = judge(request, token, self.settings)
         if verdict is not None:

@@ -27,7 +27,7 @@ class Pausing:
             self._aborts.abort_everything(Reason.CLIENT_ABORT, now)
         elif message.mode is PauseMode.RETRACT:
             for request in self._core.requests.running():
-                request.preempt_wanted = True
+                self._planner.want_out(request)
 
     def resume(self, message: Resume) -> None:
         """Also answers those who still wait for the pause to be complete."""

@@ -14,9 +14,12 @@ DUMP_PAGE = 1
 NUM_RESERVED_PAGES = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlanItem:
     """One request's part of a step: compute KV for positions [start, start + count) and perhaps sample one token.
+
+    Nobody changes one. It is not frozen since each request has one in each step, and a frozen one takes three times as
+    long to make.
 
     `tokens`: the ids at these positions. When `pending` is True the last of them is not known yet: it is the token
     that the step launched just before samples for this request, and `tokens` holds the others (count - 1, mostly 0).

@@ -13,6 +13,8 @@ from actors.engine.policy import share_prefill, victim
 from actors.engine.request import Request, RequestState
 from actors.engine.settings import bounded
 
+WAITING = RequestState.WAITING
+IN_BATCH = (RequestState.PREFILL, RequestState.DECODE)
 MAX_LOOKED_UP = 32
 """Requests that are found in one step to wait for another's prefill; of a crowd, the others are looked at in the next
 steps."""
@@ -25,15 +27,18 @@ class Planner:
         self._core = core
         self._hibernation = hibernation
         self._number = 0
+        self._leaving: list[Request] = []
+        """Those with `preempt_wanted`: few, so that nobody has to look for them in the batch."""
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when there is nothing that could be computed now."""
         self.preempt_wanted(now)
         items: list[PlanItem] = []
         budget = self._core.settings.max_step_tokens
-        budget -= self._add_decodes(items, budget, now)
+        begun = self._add_decodes(items, budget, now)
+        budget -= len(items)
         if budget > 0:
-            self._add_prefills(items, self._admit(budget, now), budget, now)
+            self._add_prefills(items, self._admit(begun, budget, now), budget, now)
         if not items:
             return None
         self._number += 1
@@ -41,22 +46,30 @@ class Planner:
 
     # -- decodes and prefills --------------------------------------------------------------------------------------
 
-    def _add_decodes(self, items: list[PlanItem], budget: int, now: float) -> int:
-        used = 0
+    def _add_decodes(self, items: list[PlanItem], budget: int, now: float) -> list[Request]:
+        """One position for each request that has one, as far as `budget` goes. Returns those that have more: they are
+        in the midst of their prompts.
+
+        This is what a step costs for each request of the batch, so it asks no more than it must."""
+        begun: list[Request] = []
+        grow = self._core.kv.grow
         for request in self._core.requests.running():
-            if used >= budget:
-                break
-            if request.state in (RequestState.PREFILL, RequestState.DECODE) and self._ready(request) == 1:
-                if request.preempt_wanted or not self._make_room(request, 1, now):
-                    continue
+            ready = self._ready(request)
+            if ready > 1:
+                begun.append(request)
+                continue
+            if not ready or request.preempt_wanted or request.state is WAITING or len(items) >= budget:
+                continue
+            if grow(request.uid, request.planned + 1) or self._make_room(request, 1, now):
                 items.append(self._item(request, 1, now))
-                used += 1
-        return used
+        return [request for request in begun if request.state is not WAITING]
 
     def _add_prefills(self, items: list[PlanItem], prompts: list[Request], budget: int, now: float) -> None:
+        if not prompts:
+            return
         grants = share_prefill([self._ready(request) for request in prompts], budget)
         for request, count in zip(prompts, grants, strict=True):
-            in_batch = request.state in (RequestState.PREFILL, RequestState.DECODE)
+            in_batch = request.state is not WAITING
             if count and in_batch and not request.preempt_wanted and self._make_room(request, count, now):
                 items.append(self._item(request, count, now))
 
@@ -67,24 +80,26 @@ class Planner:
         return request.remaining
 
     def _item(self, request: Request, count: int, now: float) -> PlanItem:
-        start, end = request.planned, request.planned + count
-        known_end = min(end, len(request.tokens))
-        samples = end == len(request.tokens) + request.pending_samples
+        tokens, pending = request.tokens, request.pending_samples
+        start, known = request.planned, len(tokens)
+        end = start + count
+        samples = end == known + pending and request.max_tokens > 0
+        sampling, constrained = request.sampling, request.grammar_asked
         item = PlanItem(
-            uid=request.uid,
-            start=start,
-            count=count,
-            tokens=request.tokens[start:known_end],
-            page_table=self._core.kv.table(request.uid),
-            samples=samples,
-            pending=end > len(request.tokens),
-            sampling=request.sampling,
-            output_index=request.num_output + request.pending_samples,
-            prompt_len=request.prompt_len,
-            seen=request.tokens if request.sampling.penalised or request.grammar_asked else None,
-            constrained=request.grammar_asked,
+            request.uid,
+            start,
+            count,
+            tokens[start:end],
+            self._core.kv.table(request.uid),
+            samples,
+            end > known,
+            sampling,
+            known - request.prompt_len + pending,
+            request.prompt_len,
+            tokens if constrained or request.penalised else None,
+            constrained,
         )
-        self._count(request, start, count)
+        self._count(request, start, end)
         request.planned = end
         request.inflight += 1
         request.pending_samples += samples
@@ -92,12 +107,12 @@ class Planner:
             self._first_forward(request, now)
         return item
 
-    def _count(self, request: Request, start: int, count: int) -> None:
+    def _count(self, request: Request, start: int, end: int) -> None:
         """Each position counts as new once; what a preemption makes be computed again has a counter of its own."""
-        end = start + count
-        first_new = max(start, min(end, request.furthest))
+        first_new = max(start, min(end, request.furthest)) if start < request.furthest else start
         self._core.totals.recomputed_tokens += first_new - start
-        self._core.totals.prefill_tokens += max(0, min(end, request.prompt_len) - first_new)
+        if first_new < request.prompt_len:
+            self._core.totals.prefill_tokens += max(0, min(end, request.prompt_len) - first_new)
         request.furthest = max(request.furthest, end)
 
     def _first_forward(self, request: Request, now: float) -> None:
@@ -111,10 +126,9 @@ class Planner:
 
     # -- admission -------------------------------------------------------------------------------------------------
 
-    def _admit(self, budget: int, now: float) -> list[Request]:
+    def _admit(self, begun: list[Request], budget: int, now: float) -> list[Request]:
         """The prompts to work on: those begun, then waiting ones as long as seats, pages and budget allow, in order."""
-        core = self._core
-        prompts = [request for request in core.requests.running() if self._ready(request) > 1]
+        core, prompts = self._core, begun
         promised: int | None = None
         passed_over = looked_up = 0
         while core.requests.num_running < core.settings.max_running and len(prompts) < budget:
@@ -207,17 +221,29 @@ class Planner:
                     return False
                 continue
             if loser.inflight:
-                loser.preempt_wanted = True
+                self.want_out(loser)
                 return False
             self._preempt(loser, now)
             if loser is request:
                 return False
         return True
 
+    def want_out(self, request: Request) -> None:
+        """Have a request leave the batch as soon as no step under way names it."""
+        request.preempt_wanted = True
+        self._leaving.append(request)
+
     def preempt_wanted(self, now: float) -> None:
-        """Take those out of the batch that are to leave it, as soon as no step under way names them."""
-        for request in self._core.requests.running():
-            if request.preempt_wanted and not request.inflight:
+        """Take those out of the batch that are to leave it, if no step under way names them any more."""
+        if not self._leaving:
+            return
+        leaving, self._leaving = self._leaving, []
+        for request in leaving:
+            if request.state not in IN_BATCH:
+                continue  # It has ended meanwhile.
+            if request.inflight:
+                self._leaving.append(request)
+            else:
                 self._preempt(request, now)
 
     def _preempt(self, request: Request, now: float) -> None:

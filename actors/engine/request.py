@@ -152,10 +152,13 @@ class Request:
     """Whom it lets compute what both begin with, by uid, and up to how many tokens."""
     followers: list[Follower] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
+    sampling: SamplingParams = field(init=False)
+    penalised: bool = field(init=False)
+    """Of `submit`, which may change hands but not in these: every step asks for them."""
 
-    @property
-    def sampling(self) -> SamplingParams:
-        return self.submit.sampling
+    def __post_init__(self) -> None:
+        self.sampling = self.submit.sampling
+        self.penalised = self.sampling.penalised
 
     @property
     def rid_key(self) -> tuple[str, str]:

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from actors.messages.words import Outcome, Reason, Stage, TokenIds, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Tokens:
     """New output tokens of a request. `index` is the output position of `ids[0]`: a gap means a lost event.
+
+    Nobody changes one. It is not frozen since there is one per token, and a frozen one takes three times as long to
+    make.
 
     `prompt`: with the first tokens of a turn, a digest of the whole prompt that they were made from: who wants to go on
     with them elsewhere has to go on from the same.

@@ -1,4 +1,7 @@
-"""`python -m tests.bench`: measure a running server, or with --in-process the engine and runner alone."""
+"""`python -m tests.bench`: measure a running server, or with --in-process the engine and runner alone.
+
+`python -m tests.bench engine`: what a step costs the engine.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ import os
 import random
 import secrets
 import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
 from configs import load
+from tests.bench import engine_step
 from tests.bench.client import connect
 from tests.bench.figures import BenchError, Figures, Summary, summarise
 from tests.bench.in_process import IN_PROCESS_NAMES, InProcess
@@ -21,6 +26,8 @@ from tests.bench.texts import calibrate
 from tests.bench.workloads import NAMES, Bench, Shapes, workloads
 
 RESULTS = Path("bench-results")
+PARTS: dict[str, Callable[[list[str]], int]] = {"engine": engine_step.main}
+"""What can be measured by itself, by the first argument."""
 Measured = tuple[dict[str, str], dict[str, dict[str, Summary]]]
 """(what was measured, results by workload and figure)"""
 
@@ -126,6 +133,9 @@ def _positive(text: str) -> int:
 
 
 def main() -> int:
+    part = PARTS.get(sys.argv[1]) if len(sys.argv) > 1 else None
+    if part is not None:
+        return part(sys.argv[2:])
     try:
         bench()
     except BenchError as error:

@@ -126,7 +126,7 @@ class KVCache:
 
         False when that is not enough; the request's table is unchanged then."""
         table = self._tables[uid]
-        missing = self.pages_for(num_tokens) - len(table.pages)
+        missing = -(-num_tokens // self.page_size) - len(table.pages)
         if missing <= 0:
             return True
         if not self._evict(missing):
@@ -144,7 +144,10 @@ class KVCache:
         Of two requests that computed the same page side by side, the later one takes over the earlier one's (rule K3),
         unless a step in flight names its own. `computed`: positions whose KV is valid."""
         table = self._tables[uid]
-        for index in range(table.published, computed // self.page_size):
+        full = computed // self.page_size
+        if full == table.published:
+            return
+        for index in range(table.published, full):
             table.published = index + 1
             if not self._prefix_cache:
                 continue
