@@ -49,6 +49,7 @@ _KINDS: dict[int, type] = {
     40: messages.SamplingParams,
     41: messages.TurnOf,
     42: messages.Grammar,
+    43: messages.Notation,
 }
 _KIND_OF = {cls: kind for kind, cls in _KINDS.items()}
 

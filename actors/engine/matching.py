@@ -2,21 +2,28 @@
 
 A client that always sends everything names its turns by what led to them: `stem~anything`, where the stem stands for
 all messages before the reply. What such a turn continues from is a turn of the right stem whose reply reads as the
-client has it. The reply's own tokens are gone on with then, never the client's text of them. Whatever the client has
-edited leads to another stem or another reply, and so to a branch of its own.
+client has it, and calls the same tools. The reply's own tokens are gone on with then, never the client's text of them.
+Whatever the client has edited leads to another stem or another reply, and so to a branch of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from actors.engine.history import History
-from actors.messages import Submit, TurnOf
+from actors.messages import Notation, Submit, TurnOf
 from actors.records import TurnRecord
+from actors.replies.alike import said_in
+from actors.replies.formats import ReplyFormat, ToolFormat
+from actors.replies.reader import reply_reader
+from actors.replies.reasoning import Tags
 
 STEM_ENDS = "~"
 REASONING_BEGINS, REASONING_ENDS = b"<think>", b"</think>"
 """What stands around reasoning, which clients leave out, or tell apart from the reply that they send back."""
+NO_MARKS: Mapping[int, bytes] = MappingProxyType({})
 _LAST_IDS = 8
 """In these, at the end of what a turn was asked with, the tag that begins reasoning is found."""
 
@@ -42,6 +49,8 @@ def named_otherwise(submit: Submit, history: History) -> TurnRecord | None:
 
 def _reads(turn: TurnRecord, said: TurnOf, vocab_bytes: Sequence[bytes]) -> bool:
     """Whether a turn's output is the reply that a client tells of. Blanks around it do not count."""
+    if said.notation is not None:
+        return _calls_alike(turn, said, said.notation, vocab_bytes)
     text = _text(turn.output_ids, vocab_bytes)
     if turn.matched is not None and (at := text.rfind(turn.matched.encode())) >= 0:
         text = text[:at]
@@ -50,6 +59,24 @@ def _reads(turn: TurnRecord, said: TurnOf, vocab_bytes: Sequence[bytes]) -> bool
         return True
     thought, answer = _told_apart(text.strip(), _text(turn.input_ids[-_LAST_IDS:], vocab_bytes).rstrip())
     return thought is not None and answer == reply and reasoning in (b"", thought)
+
+
+def _calls_alike(turn: TurnRecord, said: TurnOf, notation: Notation, vocab_bytes: Sequence[bytes]) -> bool:
+    """The same for a reply that calls tools: both are read by the model's format, as the client was told."""
+    marks = {token: text.encode() for token, text in notation.marks}
+    text = _text(turn.output_ids, vocab_bytes, marks)
+    if turn.matched is not None and (at := text.rfind(turn.matched.encode())) >= 0:
+        text = text[:at]
+    prompt = _text(turn.input_ids[-_LAST_IDS:], vocab_bytes, marks).rstrip()
+    tags = Tags(*notation.reasoning) if notation.reasoning else None
+    reader = reply_reader(
+        ReplyFormat(ToolFormat(notation.calls), tags),
+        json.loads(notation.tools or "[]"),
+        thinking=tags is not None and prompt.endswith(tags.begins.encode()),
+    )
+    told = said_in([*reader.push(text.decode(errors="replace")), *reader.finish()])
+    same_thought = said.reasoning.strip() in ("", told.reasoning)
+    return same_thought and (told.text, told.calls) == (said.reply.strip(), said.calls)
 
 
 def _told_apart(text: bytes, prompt: bytes) -> tuple[bytes | None, bytes]:
@@ -61,5 +88,5 @@ def _told_apart(text: bytes, prompt: bytes) -> tuple[bytes | None, bytes]:
     return (thought.strip(), answer.strip()) if ends else (None, text)
 
 
-def _text(ids: Sequence[int], vocab_bytes: Sequence[bytes]) -> bytes:
-    return b"".join(vocab_bytes[token] for token in ids)
+def _text(ids: Sequence[int], vocab_bytes: Sequence[bytes], marks: Mapping[int, bytes] = NO_MARKS) -> bytes:
+    return b"".join(marks.get(token, vocab_bytes[token]) for token in ids)

@@ -39,7 +39,7 @@ def read_chat(
     )
     if demand.enforced:
         request = replace(request, grammar_field=demand.field)
-    return with_chat_logprobs(as_whole(request, prompt), fields)
+    return with_chat_logprobs(as_whole(request, prompt, text.replies), fields)
 
 
 def _refuse_unsupported(fields: Fields) -> None:

@@ -21,7 +21,7 @@ from actors.ingress.errors import ApiError, weights_gone
 from actors.ingress.parking import Parking
 from actors.ingress.part_meters import Meter
 from actors.ingress.running import Running
-from actors.messages import OnBusy, Reason, SessionMode, Stage, Submit, TurnOf
+from actors.messages import Notation, OnBusy, Reason, SessionMode, Stage, Submit, TurnOf
 from actors.ports import Member, NoWorker, Placement, PoolAway, PoolPort, SessionLimit, WeightsGone
 from actors.records import SessionExists, SessionUnknown, StoreError
 from configs.schema import ClusterConfig, TimeoutConfig
@@ -55,6 +55,8 @@ class SessionUse:
     stem: str = ""
     reply: str = ""
     reasoning: str = ""
+    calls: tuple[str, ...] = ()
+    notation: Notation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,4 +312,6 @@ def _turn_of(found: Placement, call: Call) -> TurnOf:
         stem="" if call.turn_refused else use.stem,
         reply=use.reply,
         reasoning=use.reasoning,
+        calls=use.calls,
+        notation=use.notation,
     )

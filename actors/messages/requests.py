@@ -62,6 +62,18 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Notation:
+    """How a model writes what is no text of its replies. `calls`: a format's name in `actors.replies.formats`, `tools`:
+    those that could be called, as JSON, where the format is read by them. `reasoning`: what stands before and behind
+    it; empty: there is none. `marks`: control tokens that count as text, and their text."""
+
+    calls: str
+    tools: str = ""
+    reasoning: tuple[str, ...] = ()
+    marks: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOf:
     """What makes a request a turn: the session it belongs to and the place in it that it continues from.
 
@@ -73,6 +85,7 @@ class TurnOf:
     `whole`: `Submit.root_ids` are a whole conversation, and `input_ids` what of it comes after its last reply. It goes
     on from the turn that is named after `stem` and whose reply reads `reply`, and its reasoning `reasoning` unless that
     is empty; where there is none, it is a new root.
+    `calls`: the tools that the reply calls, each as `actors.replies.alike.canonical_call` has it, in `notation`.
     """
 
     session_id: str
@@ -89,6 +102,8 @@ class TurnOf:
     stem: str = ""
     reply: str = ""
     reasoning: str = ""
+    calls: tuple[str, ...] = ()
+    notation: Notation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

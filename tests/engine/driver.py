@@ -41,6 +41,7 @@ from actors.messages import (
     Grammar,
     OpenSession,
     Outcome,
+    PromptScore,
     Reply,
     RollbackSession,
     SamplingParams,
@@ -68,6 +69,7 @@ class Told:
     prompt: bytes = b""
     """Digest of the prompt that the tokens were made from."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    scores: list[PromptScore] = field(default_factory=list)
 
 
 @dataclass
@@ -246,6 +248,8 @@ class Driver:
             "stem",
             "reply",
             "reasoning",
+            "calls",
+            "notation",
         )
         turn = {name: fields.pop(name) for name in names if name in fields}
         if "parent" in turn:
@@ -358,6 +362,8 @@ class Driver:
                     assert output.index == len(told.ids), "events carry an index without gaps"
                     told.ids.extend(output.ids)
                     told.logprobs.extend(output.logprobs)
+                    assert not output.prompt_scores or not output.index, "the prompt's scores come before its reply"
+                    told.scores.extend(output.prompt_scores)
                     told.prompt = told.prompt or output.prompt
                 case Finished():
                     told = self.told[output.key]

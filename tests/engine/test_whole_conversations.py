@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from actors.messages import Outcome, Reason, SamplingParams, SessionMode
+from actors.messages import Notation, Outcome, Reason, SamplingParams, SessionMode
+from actors.replies.alike import canonical_call
+from actors.replies.formats import ToolFormat
 from actors.runner.script import ScriptRunner
 from tests.engine.driver import Driver, Told, expected
 
@@ -151,6 +155,87 @@ def test_a_stop_string_is_not_part_of_the_reply() -> None:
     driver.run()
     second = turn(driver, "b~1", MORE, [3, *MORE], stem="a", reply="one two")
     assert second.end.prompt_tokens == len(HELLO) + len(b"one two END") + len(MORE)
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+TOOLS = json.dumps([{"type": "function", "function": {"name": name, "parameters": CITY}} for name in ("rain", "sun")])
+RAIN = canonical_call("rain", '{"days": 2, "city": "Oslo"}')
+SUN = canonical_call("sun", "")
+MARKS = {257: "[TOOL_CALLS]", 258: "[ARGS]"}
+WRITTEN: dict[ToolFormat, list[bytes | int]] = {
+    ToolFormat.HERMES: [
+        b"Let me see.\n",
+        b'<tool_call>\n{"name": "rain", "arguments": {"city":"Oslo","days": 2}}\n</tool_call>\n',
+        b'<tool_call>{"name": "sun", "arguments": {}}</tool_call>',
+    ],
+    ToolFormat.QWEN_XML: [
+        b"Let me see.\n<tool_call>\n<function=rain>\n<parameter=city>\nOslo\n</parameter>\n",
+        b"<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n",
+        b"<tool_call>\n<function=sun>\n</function>\n</tool_call>",
+    ],
+    ToolFormat.MISTRAL_ARGS: [
+        b"Let me see.",
+        257,
+        b"rain",
+        258,
+        b'{"city": "Oslo", "days": 2}',
+        257,
+        b"sun",
+        258,
+        b"{}",
+    ],
+}
+"""In tokens; a number is a control token of `MARKS`."""
+
+
+def writing(said: Sequence[bytes | int]) -> tuple[Driver, int]:
+    """A worker whose model says this, token by token; and how many tokens that is with its end."""
+    pieces = [piece for piece in said if isinstance(piece, bytes)]
+    numbers = iter(range(259, 259 + len(pieces)))
+    ids = [next(numbers) if isinstance(piece, bytes) else piece for piece in said]
+    driver = Driver(ScriptRunner(ids, vocab_bytes=[*VOCAB, b"", b"", *pieces], eos_id=EOS, page_size=4))
+    driver.open(mode=SessionMode.TREE)
+    return driver, len(ids) + 1
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+@pytest.mark.parametrize(
+    ("reply", "calls", "goes_on"),
+    [
+        ("Let me see.", (RAIN, SUN), True),
+        ("Let me see. ", (RAIN, SUN), True),
+        ("", (RAIN, SUN), False),
+        ("Let me see.", (RAIN,), False),
+        ("Let me see.", (SUN, RAIN), False),
+        ("Let me see.", (RAIN.replace("Oslo", "Rome"), SUN), False),
+        ("Let me see.", (RAIN.replace("rain", "snow"), SUN), False),
+        ("Let me see.", (RAIN.replace("2", "3"), SUN), False),
+    ],
+)
+def test_calls_are_part_of_what_clients_send_back(
+    kind: ToolFormat, reply: str, calls: tuple[str, ...], goes_on: bool
+) -> None:
+    """S1, S3, T6: by name and arguments, whatever way the model writes them; an edited call begins a branch."""
+    driver, length = writing(WRITTEN[kind])
+    driver.turn("a~1", HELLO, 20, from_head=False, root_ids=tuple(HELLO), whole=True, rid="a~1")
+    driver.run()
+    notation = Notation(calls=kind.value, tools=TOOLS, marks=tuple(MARKS.items()))
+    second = turn(driver, "b~1", MORE, [3, *MORE], stem="a", reply=reply, calls=calls, notation=notation)
+    assert second.end.prompt_tokens == (len(HELLO) + length if goes_on else 1) + len(MORE)
+
+
+@pytest.mark.parametrize(("reasoning", "goes_on"), [("", True), ("hm", True), ("ham", False)])
+@pytest.mark.parametrize("begun", [False, True])
+def test_reasoning_before_calls_is_told_apart(reasoning: str, goes_on: bool, begun: bool) -> None:
+    """T6: also where the prompt began it."""
+    prompt, thought = (b"So?<think>\n", b"hm</think>") if begun else (b"So?", b"<think>hm</think>")
+    driver, length = writing([thought, *WRITTEN[ToolFormat.HERMES]])
+    driver.turn("a~1", [*prompt], 20, from_head=False, root_ids=tuple(prompt), whole=True, rid="a~1")
+    driver.run()
+    said_back: dict[str, Any] = {"reply": "Let me see.", "calls": (RAIN, SUN), "reasoning": reasoning}
+    notation = Notation(calls="hermes", tools=TOOLS, reasoning=("<think>", "</think>"))
+    second = turn(driver, "b~1", MORE, [3, *MORE], stem="a", notation=notation, **said_back)
+    assert second.end.prompt_tokens == (len(prompt) + length if goes_on else 1) + len(MORE)
 
 
 def test_opening_and_going_on_are_one_request_for_who_sends_everything(driver: Driver) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletion
 
+from actors.ingress.toy_text import TOY_VOCAB_BYTES, toy_text
+from actors.runner.script import ScriptRunner
 from actors.runner.toy import toy_continuation
 from tests.ingress.asgi import Call, run
+from tests.ingress.calling import ONE, TOOLS, TWO
 from tests.ingress.harness import edge
 from tests.ingress.local import Cluster, cluster
 from tests.ingress.scripted import says
@@ -212,5 +218,74 @@ def test_reasoning_that_is_sent_back_is_told_to_the_worker() -> None:
             turn = at.worker.submits[-1].turn
         assert turn is not None
         assert (turn.reply, turn.reasoning) == ("Four", "hm")
+
+    run(check())
+
+
+def as_the_client_has_it(call: Call) -> dict[str, Any]:
+    """The `openai` client's own message, sent back the way its documentation has it."""
+    assert call.status == 200, call.body
+    return ChatCompletion.model_validate(call.json()).choices[0].message.model_dump()
+
+
+def as_an_agent_has_it(call: Call) -> dict[str, Any]:
+    """Taken apart and put together again, as frameworks do: names of its own, other blanks, no empty fields."""
+    message = as_the_client_has_it(call)
+    calls = []
+    for number, one in enumerate(message["tool_calls"]):
+        arguments = json.dumps(json.loads(one["function"]["arguments"]), indent=1, sort_keys=True)
+        function = {"name": one["function"]["name"], "arguments": arguments}
+        calls.append({"type": "function", "id": f"mine-{number}", "function": function})
+    return {"role": "assistant", "content": message["content"] or "", "tool_calls": calls}
+
+
+@pytest.mark.parametrize("echo", [as_the_client_has_it, as_an_agent_has_it])
+@pytest.mark.parametrize("mode", ["tree", "streaming"])
+def test_an_agent_that_sends_everything_has_a_session_all_the_same(
+    tmp_path: Path, echo: Callable[[Call], dict[str, Any]], mode: str
+) -> None:
+    """S1, K1, S3: each step goes on from the one before by its own tokens, calls and their results in between."""
+
+    def runner() -> ScriptRunner:
+        return ScriptRunner(list(TWO.encode()), vocab_bytes=TOY_VOCAB_BYTES, eos_id=257)
+
+    async def check() -> None:
+        async with cluster(tmp_path, runner=runner) as at:
+            session, seen = {**SESSION, "mode": mode}, 0
+            messages: list[dict[str, Any]] = [user("How is it?")]
+            for number in range(3):
+                call = await ask(at, messages, tools=TOOLS, max_tokens=400, session=session)
+                prompt, cached = usage(call)
+                assert call.json()["session"]["turn"] == number + 1
+                assert cached >= seen - 1
+                results = [{"role": "tool", "tool_call_id": "", "content": "rain"} for _ in range(2)]
+                reply = echo(call)
+                for result, one in zip(results, reply["tool_calls"], strict=True):
+                    result["tool_call_id"] = one["id"]
+                text = "".join(f"tool: {result['content']}\n" for result in results) + "assistant: "
+                assert not number or prompt == seen + len(f"\n{text}")
+                seen = prompt + len(TWO) + 1
+                messages += [reply, *results]
+            assert (await at.client.get("/v1/sessions/s")).json()["turns"] == 3
+
+    run(check())
+
+
+def test_an_edited_call_is_a_branch(tmp_path: Path) -> None:
+    """S3, T6: what a person has changed before it was run is what the model has to read."""
+
+    def runner() -> ScriptRunner:
+        return ScriptRunner(list(ONE.encode()), vocab_bytes=TOY_VOCAB_BYTES, eos_id=257)
+
+    async def check() -> None:
+        async with cluster(tmp_path, runner=runner) as at:
+            fields: dict[str, Any] = {"tools": TOOLS, "max_tokens": 400}
+            reply = as_the_client_has_it(await ask(at, [user("How is it?")], **fields))
+            called = reply["tool_calls"][0]["function"]
+            called["arguments"] = called["arguments"].replace("Paris", "Rome")
+            result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "sun"}
+            edited = await ask(at, [user("How is it?"), reply, result], **fields)
+            root = toy_text().template.render_root([user("How is it?"), reply | {"content": ""}, result], TOOLS)
+            assert usage(edited)[0] == len(root)
 
     run(check())
