@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     """Flags win over the environment, which wins over the config file."""
     root = argparse.ArgumentParser(prog="remora", description="Sticky chat sessions on Ray.")
+    root.add_argument("--version", action="version", version=f"remora {importlib.metadata.version('remora')}")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="start a cluster and serve a model over HTTP")
     serve.add_argument("--config", default=environ.get("CONFIG"), help="YAML file of settings (env CONFIG)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -148,3 +149,9 @@ unexpectedly exits with a connection error code 2. End of file."""
 def test_what_ray_says_becomes_one_line(text: str, cause: str) -> None:
     assert cause_of(RuntimeError(text)).startswith(cause)
     assert "\n" not in cause_of(RuntimeError(text))
+
+
+def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="^0$"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"remora {importlib.metadata.version('remora')}\n"
