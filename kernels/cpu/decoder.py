@@ -1,0 +1,198 @@
+"""The operator with a model's weights and a K/V cache: tensors in, logits out."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import Batch, Layer, Library, Shape, Weights
+from kernels.cpu.memory import Arena, zeros
+from kernels.cpu.packing import LANES, PANEL, interleave, pack_bias, pack_pages, pack_weight, unpack_pages
+
+MAX_HEAD_DIM = 256
+MAX_GROUP = 48
+"""Query heads of one KV head."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """Sizes in elements; `score_scale` multiplies q·k, `rope_factor` cosines and sines."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    page_size: int
+    num_pages: int
+    norm_eps: float
+    score_scale: float
+    rope_factor: float = 1.0
+
+    def unsupported(self) -> str:
+        """Why the operator cannot compute this; empty if it can."""
+        multiples = {
+            "hidden_size": (self.hidden, PANEL),
+            "intermediate_size": (self.inner, LANES),
+            "head_dim": (self.head_dim, PANEL),
+            "page_size": (self.page_size, LANES),
+        }
+        for name, (value, factor) in multiples.items():
+            if value % factor:
+                return f"{name} {value} is not a multiple of {factor}"
+        if self.head_dim > MAX_HEAD_DIM:
+            return f"head_dim {self.head_dim} is above {MAX_HEAD_DIM}"
+        if self.heads // self.kv_heads > MAX_GROUP:
+            return f"{self.heads // self.kv_heads} query heads to a KV head are more than {MAX_GROUP}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """One layer's parameters as [outputs, inputs] in the library's dtype; biases and norms in any."""
+
+    qkv: Tensor
+    out: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    input_norm: Tensor
+    post_norm: Tensor
+    qkv_bias: Tensor | None = None
+    out_bias: Tensor | None = None
+    gate_bias: Tensor | None = None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+
+
+class FusedDecoder:
+    """Layers are added one by one (each may go once it is packed), then `open`, then steps, from one thread.
+
+    `kv`: [layers, num_pages, kv_heads, K and V, page_size * head_dim].
+    """
+
+    def __init__(self, library: Library, shape: DecoderShape) -> None:
+        """Raises ValueError for a shape that it cannot compute, RuntimeError without memory for the cache."""
+        if why := shape.unsupported():
+            raise ValueError(why)
+        self.shape = shape
+        self.dtype: torch.dtype = getattr(torch, library.variant.dtype)
+        self._library = library
+        self._arena = Arena()
+        self._kept: list[Tensor] = []
+        self._layers: list[Layer] = []
+        self._handle = 0
+        plane = shape.page_size * shape.head_dim
+        self.kv = zeros((shape.layers, shape.num_pages, shape.kv_heads, 2, plane), self.dtype)
+
+    def add_layer(self, layer: LayerTensors) -> None:
+        gate_up_bias = None
+        if layer.gate_bias is not None and layer.up_bias is not None:
+            gate_up_bias = interleave(layer.gate_bias, layer.up_bias)
+        self._layers.append(
+            Layer(
+                qkv=self._weight(layer.qkv),
+                out=self._weight(layer.out),
+                gate_up=self._weight(interleave(layer.gate, layer.up)),
+                down=self._weight(layer.down),
+                qkv_bias=self._bias(layer.qkv_bias),
+                out_bias=self._bias(layer.out_bias),
+                gate_up_bias=self._bias(gate_up_bias),
+                down_bias=self._bias(layer.down_bias),
+                input_norm=self._bias(layer.input_norm),
+                post_norm=self._bias(layer.post_norm),
+                q_norm=self._bias(layer.q_norm),
+                k_norm=self._bias(layer.k_norm),
+            )
+        )
+
+    def open(self, embedding: Tensor, head: Tensor, norm: Tensor, inverse: Tensor, threads: int) -> None:
+        """`embedding`, `head`: [vocab, hidden] in the library's dtype (the first stays as it is), `inverse`: rope's
+        inverse frequencies. Raises RuntimeError when the threads cannot be had."""
+        self._kept.append(embedding)
+        weights = Weights(
+            embedding=embedding.data_ptr(),
+            head=self._weight(head),
+            norm=self._bias(norm),
+            inverse=self._bias(inverse),
+            layers=(Layer * len(self._layers))(*self._layers),
+            kv=self.kv.data_ptr(),
+        )
+        shape = self.shape
+        self._shape = Shape(**{field[0]: getattr(shape, field[0]) for field in Shape._fields_})
+        self._handle = self._library.open(ctypes.byref(self._shape), ctypes.byref(weights), threads) or 0
+        if not self._handle:
+            raise RuntimeError(f"no {threads} threads to compute with")
+        self._close = weakref.finalize(self, self._library.close, self._handle)
+
+    def step(
+        self,
+        tokens: Tensor,
+        q_lens: Sequence[int],
+        kv_lens: Sequence[int],
+        page_table: Tensor,
+        wanted: Tensor,
+    ) -> Tensor:
+        """Logits float32 [len(wanted), vocab]. Tensors are int64 and contiguous; `page_table` [rows, pages].
+
+        Raises ValueError, with nothing computed, for what lies beyond the vocabulary or the cache.
+        """
+        if not self._handle:
+            raise AssertionError("the decoder is not open")
+        lengths = np.array([q_lens, kv_lens], dtype=np.int64)
+        logits = torch.empty((len(wanted), self.shape.vocab), dtype=torch.float32)
+        batch = Batch(
+            rows=len(q_lens),
+            tokens=len(tokens),
+            num_wanted=len(wanted),
+            table_width=page_table.shape[1],
+            token_ids=tokens.data_ptr(),
+            q_lens=lengths[0].ctypes.data,
+            kv_lens=lengths[1].ctypes.data,
+            pages=page_table.data_ptr(),
+            wanted=wanted.data_ptr(),
+            logits=logits.data_ptr(),
+        )
+        why = self._library.step(self._handle, ctypes.byref(self._shape), ctypes.byref(batch))
+        if why:
+            raise ValueError(why.decode())
+        return logits
+
+    def read(self, pages: Sequence[int]) -> Tensor:
+        """A copy in the exchange layout: [pages, layers, K and V, page_size, kv_heads, head_dim]."""
+        return unpack_pages(self.kv[:, list(pages)].transpose(0, 1), self.shape.page_size).contiguous()
+
+    def write(self, pages: Sequence[int], values: Tensor) -> None:
+        """The inverse of `read`."""
+        self.kv[:, list(pages)] = pack_pages(values).transpose(0, 1)
+
+    def times(self) -> dict[str, float]:
+        """See `Library.times`."""
+        return self._library.times(self._handle)
+
+    def close(self) -> None:
+        """Ends the threads; what was kept goes with the object."""
+        if self._handle:
+            self._close()
+            self._handle = 0
+
+    def _weight(self, weight: Tensor) -> int:
+        return self._keep(pack_weight(weight))
+
+    def _bias(self, bias: Tensor | None) -> int | None:
+        return None if bias is None else self._keep(pack_bias(bias))
+
+    def _keep(self, tensor: Tensor) -> int:
+        kept = self._arena.keep(tensor)
+        self._kept.append(kept)
+        return kept.data_ptr()

@@ -1,0 +1,99 @@
+"""The operator's C interface (native/model.h, native/step.cpp), for ctypes: calls let go of the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_void_p
+from functools import cache
+from pathlib import Path
+
+from kernels.cpu.build import LIBRARIES, file_name, made_from, sources
+from kernels.cpu.variants import VARIANTS, Variant, cpu_flags, runnable
+
+PARTS = ("norms", "qkv", "rope", "attention", "output", "gate_up", "down", "head")
+"""What `Library.times` tells the seconds of."""
+
+
+class Shape(ctypes.Structure):
+    """`RemoraShape`."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("hidden", "inner", "layers", "heads", "kv_heads", "head_dim", "vocab")),
+        *((name, c_int32) for name in ("page_size", "num_pages")),
+        *((name, c_float) for name in ("norm_eps", "score_scale", "rope_factor")),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """`RemoraLayer`. Addresses; null where the model has no such thing."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("qkv_bias", "out_bias", "gate_up_bias", "down_bias")),
+        *((name, c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
+    ]
+
+
+class Weights(ctypes.Structure):
+    """`RemoraWeights`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("embedding", "head", "norm", "inverse")),
+        ("layers", POINTER(Layer)),
+        ("kv", c_void_p),
+    ]
+
+
+class Batch(ctypes.Structure):
+    """`RemoraBatch`."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("rows", "tokens", "num_wanted", "table_width")),
+        *((name, c_void_p) for name in ("token_ids", "q_lens", "kv_lens", "pages", "wanted", "logits")),
+    ]
+
+
+class Library:
+    """One variant, loaded."""
+
+    def __init__(self, variant: Variant, path: Path) -> None:
+        """Raises OSError for what cannot be loaded here."""
+        self.variant = variant
+        library = ctypes.CDLL(str(path))
+        self.open = library.remora_open
+        self.open.restype, self.open.argtypes = c_void_p, [POINTER(Shape), POINTER(Weights), c_int32]
+        self.step = library.remora_step
+        self.step.restype, self.step.argtypes = c_char_p, [c_void_p, POINTER(Shape), POINTER(Batch)]
+        self.close = library.remora_close
+        self.close.restype, self.close.argtypes = None, [c_void_p]
+        self._times = library.remora_times
+        self._times.restype, self._times.argtypes = POINTER(c_double), [c_void_p]
+
+    def times(self, decoder: int) -> dict[str, float]:
+        """Seconds that the first thread has spent on each part of all steps so far, its waiting for others included."""
+        return dict(zip(PARTS, self._times(decoder)[: len(PARTS)], strict=True))
+
+
+@cache
+def load(dtype: str, variant: str = "") -> Library | str:
+    """The fastest build for `dtype` (or the one named) that this CPU runs, or why there is none."""
+    flags = cpu_flags()
+    candidates = [each for each in runnable(dtype, flags) if variant in ("", each.name)]
+    if not candidates:
+        needs = " or ".join(", ".join(sorted(each.needs)) for each in VARIANTS if each.dtype == dtype)
+        return f"no build computes {dtype} on this CPU" + (f": it lacks some of {needs}" if needs else "")
+    here = sources()
+    reasons = []
+    for each in candidates:
+        path = LIBRARIES / file_name(each)
+        made = made_from(path)
+        if not made:
+            reasons.append(f"{each.name} is not built (`python -m kernels.cpu.build`)")
+        elif here and made != here:
+            reasons.append(f"{each.name} was built from other sources (`python -m kernels.cpu.build`)")
+        else:
+            try:
+                return Library(each, path)
+            except OSError as error:
+                reasons.append(f"{each.name} cannot be loaded: {error}")
+    return "; ".join(reasons)

@@ -1,0 +1,63 @@
+// Attention over the paged cache.
+//
+// A sequence's new tokens are cut into tiles; a tile's tokens and all query heads of a KV head share each load of K and
+// V. Keys are taken in chunks at fixed positions, each with a softmax of its own, and the chunks of a row are put
+// together in their order: a row's result depends neither on its tile nor on who computed which chunk.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "chunk.h"
+#include "model.h"
+#include "team.h"
+
+namespace remora {
+
+// Tokens [token, token + count) of the batch, at positions `start` and on of one sequence.
+struct Tile {
+  int token, count, start;
+  const std::int64_t* pages;
+  std::int64_t part = -1;  // Where the first of its chunks is put together, if it is split.
+
+  int length() const { return start + count; }
+  int chunks() const { return (length() + kChunk - 1) / kChunk; }
+};
+
+// A step's tiles, made once for all layers.
+class AttentionPlan {
+ public:
+  AttentionPlan(const RemoraShape& shape, const RemoraBatch& batch, int members);
+
+  // One layer: `out` [tokens, heads, head_dim] for queries of that shape. Called by every member.
+  void run(Team& team, int layer, const Number* kv, const Number* queries, Number* out);
+
+ private:
+  struct Item {
+    int tile, chunk;  // Chunk -1: all of them.
+  };
+  struct Layer {
+    int number;
+    const Number* kv;
+    const Number* queries;
+    Number* out;
+  };
+
+  void cut(const RemoraBatch& batch);
+  void split(int members);
+  void whole(const Tile& tile, const Layer& layer) const;
+  void piece(int index, int chunk, const Layer& layer);
+  void look(const Tile& tile, int head, int chunk, const Layer& layer, float* seen) const;
+  Number* output(const Tile& tile, int head, int row, const Layer& layer) const;
+
+  const RemoraShape& shape_;
+  const int group_;  // Query heads of a KV head.
+  const int seen_;   // Size of what a row has seen.
+  std::vector<Tile> tiles_;
+  std::vector<Item> items_;
+  std::vector<float> parts_;  // Of split tiles: [chunk][KV head][row].
+  std::unique_ptr<std::atomic<int>[]> left_;  // Chunks of each tile that nobody has done yet.
+};
+
+}  // namespace remora

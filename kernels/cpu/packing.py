@@ -1,0 +1,57 @@
+"""Tensors in the order that the operator reads them in (native/matmul.h, native/chunk.h)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PANEL, LANES = 32, 16
+"""Outputs that are computed together; keys of a block, or components."""
+
+
+def pair_of(dtype: torch.dtype) -> int:
+    """How many numbers one lane multiplies at once."""
+    return 2 if dtype is torch.bfloat16 else 1
+
+
+def pack_weight(weight: Tensor) -> Tensor:
+    """[outputs, inputs] → [panels, inputs / pair, 32, pair], outputs filled up with zeros. `inputs` must be even."""
+    pair = pair_of(weight.dtype)
+    outputs, inputs = weight.shape
+    whole = F.pad(weight, (0, 0, 0, -outputs % PANEL)).contiguous()
+    lanes = whole.view(torch.int32).view(-1, PANEL, inputs // pair)
+    return lanes.transpose(1, 2).contiguous().view(weight.dtype).view(-1, inputs // pair, PANEL, pair)
+
+
+def pack_bias(bias: Tensor) -> Tensor:
+    """float32 [outputs], filled up with zeros to whole panels."""
+    return F.pad(bias.float(), (0, -len(bias) % PANEL)).contiguous()
+
+
+def interleave(gate: Tensor, up: Tensor) -> Tensor:
+    """[inner, ...] twice → [2 * inner, ...]: 16 rows of the gate's, the same 16 of up's, and so on."""
+    rest = gate.shape[1:]
+    return torch.stack((gate.view(-1, LANES, *rest), up.view(-1, LANES, *rest)), dim=1).flatten(0, 2)
+
+
+def pack_pages(pages: Tensor) -> Tensor:
+    """Exchange layout [..., K and V, page_size, kv_heads, head_dim] → the cache's [..., kv_heads, K and V, page_size *
+    head_dim]: keys [page_size / 16, head_dim / pair, 16, pair], values [page_size / pair, head_dim, pair]."""
+    *front, _, size, heads, dim = pages.shape
+    pair = pair_of(pages.dtype)
+    keys, values = (part.movedim(-2, -3) for part in pages.unbind(-4))
+    keys = keys.reshape(*front, heads, size // LANES, LANES, dim // pair, pair).transpose(-3, -2)
+    values = values.reshape(*front, heads, size // pair, pair, dim).transpose(-2, -1)
+    return torch.stack((keys.flatten(-4), values.flatten(-3)), dim=-2)
+
+
+def unpack_pages(packed: Tensor, page_size: int) -> Tensor:
+    """The inverse of `pack_pages`."""
+    *front, heads, _, numbers = packed.shape
+    dim, pair = numbers // page_size, pair_of(packed.dtype)
+    keys, values = packed.unbind(-2)
+    keys = keys.reshape(*front, heads, page_size // LANES, dim // pair, LANES, pair).transpose(-3, -2)
+    values = values.reshape(*front, heads, page_size // pair, dim, pair).transpose(-2, -1)
+    whole = (part.reshape(*front, heads, page_size, dim).movedim(-3, -2) for part in (keys, values))
+    return torch.stack(tuple(whole), dim=-4)

@@ -1,0 +1,40 @@
+"""The operator's builds that this machine can run, compiled if they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kernels.cpu.build import BuildError, build
+from kernels.cpu.library import Library, load
+from kernels.cpu.variants import VARIANTS, Variant, cpu_flags
+
+
+@pytest.fixture(scope="session")
+def built() -> None:
+    """Skips where there is neither a build nor a compiler to make one."""
+    try:
+        build(say=lambda line: None)
+    except BuildError as error:
+        if "there is no C++ compiler" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+@pytest.fixture(scope="session")
+def library_of(built: None) -> Callable[[Variant], Library]:
+    def get(variant: Variant) -> Library:
+        if not variant.needs <= cpu_flags():
+            pytest.skip(f"this CPU cannot run {variant.name}")
+        library = load(variant.dtype, variant.name)
+        assert isinstance(library, Library), library
+        return library
+
+    return get
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda variant: variant.name)
+def library(request: pytest.FixtureRequest, library_of: Callable[[Variant], Library]) -> Library:
+    """Each variant in turn."""
+    return library_of(request.param)
