@@ -2,7 +2,8 @@
 
 K and V of a layer are two planes `[num_pages, page_size, num_kv_heads, head_dim]`. Page 0 is null: zeros, never
 written; unused page-table entries name it. Page 1 takes what padding writes. Attention is causal and bottom-right
-aligned: query i of a row with q queries and n keys sees keys 0 … n - q + i.
+aligned: query i of a row with q queries and n keys sees keys 0 … n - q + i, of these only the last `sliding_window` if
+there is one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttnConfig:
-    """One model's attention. `scale` multiplies q·k."""
+    """One model's attention. `scale` multiplies q·k.
+
+    `sliding_window`: how many keys a query sees, its own included; None = all. `softcap`: scores become
+    softcap * tanh(score / softcap); 0 = as they are. `max_context`: longest row there may be, 0 = not known: it bounds
+    what a captured graph can be replayed with.
+    """
 
     num_q_heads: int
     num_kv_heads: int
@@ -27,15 +33,39 @@ class AttnConfig:
     device: torch.device
     page_size: int
     scale: float
+    sliding_window: int | None = None
+    softcap: float = 0.0
+    max_context: int = 0
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.num_q_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLens:
+    """Lengths and pages of a batch on the device, all int32, as kernels want them.
+
+    `q_start`, `kv_start`: [num_rows + 1], sums of the lengths before each row. `kv_lens`: [num_rows].
+    `page_table`: [num_rows, max_pages], contiguous.
+    """
+
+    q_start: Tensor
+    kv_start: Tensor
+    kv_lens: Tensor
+    page_table: Tensor
 
 
 @dataclass(slots=True)
 class AttnBatch:
     """One step's rows, shared by all layers. The first `num_decode` rows have one query each; no other row has.
 
-    `q_lens`, `kv_lens`: per row and at least 1, kv_lens counting this step's tokens too (host ints).
+    `q_lens`, `kv_lens`: per row, kv_lens counting this step's tokens too (host ints). A row without keys has a result
+    of zeros: such rows fill up the batch of a graph. In a batch that a graph was captured with (see `graph_batch`)
+    they are upper bounds.
     `page_table`: int64 [num_rows, max_pages] on the device, 0 where unused. `slots`: int64 [num_tokens] on the device,
-    page * page_size + offset of each token of the step. `plan`: whatever a backend prepared in `plan()`.
+    page * page_size + offset of each token of the step. `plan`, `lens`: whatever a backend prepared in `plan()`.
     """
 
     q_lens: Sequence[int]
@@ -44,19 +74,29 @@ class AttnBatch:
     slots: Tensor
     num_decode: int
     plan: Any = None
+    lens: DeviceLens | None = None
 
 
 class AttentionBackend(ABC):
     """`plan` once per step, then `write_kv` and `forward` once per layer."""
 
     name: ClassVar[str]
-    page_multiple: ClassVar[int]
+    page_multiple: ClassVar[int] = 1
     """Page sizes must be a multiple of this."""
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+    """Types of device that it runs on."""
+    on_request: ClassVar[tuple[str, ...]] = ()
+    """Those of them where it is taken by name only, never by `auto`."""
+    graphs: ClassVar[bool] = False
+    """Whether `write_kv` and `forward` of decodes may be captured in a CUDA graph: they read nothing but tensors of the
+    batch then, of which `plan` leaves all that depends on lengths in `lens`."""
+    needs_clean_tail: ClassVar[bool] = False
+    """Whether what lies beyond a row's length in its last page must be finite."""
 
     @classmethod
     @abstractmethod
     def unavailable(cls) -> str | None:
-        """Why this backend cannot run on this machine; None if it can."""
+        """Why this backend cannot run on this machine; None if it can. May import its library."""
 
     @classmethod
     @abstractmethod
@@ -65,6 +105,11 @@ class AttentionBackend(ABC):
 
     def __init__(self, config: AttnConfig) -> None:
         self.config = config
+
+    @property
+    def description(self) -> str:
+        """Its name, and what else people should know of it."""
+        return self.name
 
     @abstractmethod
     def plan(self, batch: AttnBatch) -> None:
@@ -80,48 +125,4 @@ class AttentionBackend(ABC):
     @abstractmethod
     def forward(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, batch: AttnBatch) -> Tensor:
         """Attend: q and the result are `[num_tokens, num_q_heads, head_dim]`. Never lets what lies beyond a row's
-        kv_len into its result, whatever it holds."""
-
-
-class NoBackend(ValueError):
-    """No attention backend can serve this model here. The message gives each one's reasons."""
-
-
-NOT_BUILT = ("vllm-flash-attn", "xformers", "triton")
-"""Backends whose names are known and that this release does not contain."""
-
-
-def select_backend(config: AttnConfig, requested: str = "auto") -> tuple[AttentionBackend, dict[str, str]]:
-    """A backend for this model, and for every other one why it was not taken.
-
-    An explicit choice that cannot work raises NoBackend with the reasons; it never falls back.
-    """
-    from kernels.torch_ref import TorchAttention
-
-    built: dict[str, type[AttentionBackend]] = {TorchAttention.name: TorchAttention}
-    reasons: dict[str, str] = dict.fromkeys(NOT_BUILT, "not part of this release")
-    if requested != "auto" and requested not in built and requested not in reasons:
-        raise NoBackend(f"no attention backend is called {requested!r}; known: auto, {', '.join([*built, *reasons])}")
-    for name, backend in built.items():
-        if requested not in ("auto", name):
-            reasons[name] = f"{requested} was asked for"
-            continue
-        problems = _problems(backend, config)
-        if not problems:
-            return backend(config), reasons
-        reasons[name] = "; ".join(problems)
-    if requested != "auto":
-        raise NoBackend(f"cannot use the attention backend {requested}: {reasons[requested]}")
-    raise NoBackend("no attention backend works: " + ", ".join(f"{name}: {why}" for name, why in reasons.items()))
-
-
-def _problems(backend: type[AttentionBackend], config: AttnConfig) -> list[str]:
-    missing = backend.unavailable()
-    if missing:
-        return [missing]
-    if config.page_size % backend.page_multiple:
-        return [
-            f"page_size {config.page_size} is not a multiple of {backend.page_multiple}",
-            *backend.unsupported(config),
-        ]
-    return backend.unsupported(config)
+        kv_len into its result, whatever it holds (but see `needs_clean_tail`)."""

@@ -15,7 +15,8 @@ from actors.model.card import ModelCard
 from actors.model.weights import Weights
 from actors.runner.torch.decoder import Decoder
 from actors.runner.torch.inputs import build_inputs
-from kernels.attention import AttnConfig, select_backend
+from kernels.attention import AttnConfig
+from kernels.selection import select_backend
 from tests.engine.driver import Driver
 from tests.runner import tiny
 

@@ -16,7 +16,7 @@ from actors.runner.torch import choose as choose_module
 from actors.runner.torch.inputs import build_inputs
 from actors.runner.torch.runner import TorchRunner
 from actors.runner.torch.setup import choose_dtype
-from kernels.attention import NoBackend
+from kernels.selection import NoBackend
 from tests.engine.driver import Driver
 from tests.runner import tiny
 
@@ -126,8 +126,8 @@ def test_what_cannot_be_had_is_refused_with_the_numbers(saved: Saved, settings: 
 
 
 def test_an_explicit_backend_that_cannot_work_is_an_error(saved: Saved) -> None:
-    with pytest.raises(NoBackend, match="triton"):
-        tiny.runner(saved("llama")[0], attention="triton")
+    with pytest.raises(NoBackend, match="cannot use the attention backend xformers: it runs on cuda only"):
+        tiny.runner(saved("llama")[0], attention="xformers")
 
 
 def test_ids_beyond_the_vocabulary_never_reach_a_step(saved: Saved) -> None:

@@ -19,7 +19,8 @@ from actors.runner.torch.memory import available_bytes
 from actors.runner.torch.pages import gather, scatter
 from actors.runner.torch.setup import ModelSetup
 from actors.runner.torch.shards import Shard, shard_of
-from kernels.attention import AttentionBackend, AttnBatch, AttnConfig, select_backend
+from kernels.attention import AttentionBackend, AttnBatch, AttnConfig
+from kernels.selection import select_backend
 
 
 class StepModel(Protocol):
