@@ -2,9 +2,10 @@
 
     python -m actors.runner.grammar.check
 
-One JSON object per line: {"kind", "text", "limit_s"} in, {"error", "source"} out. `source` is the grammar in the
-library's own notation. A check that takes longer than `limit_s`, or more memory than a grammar may, ends the process:
-the kernel sees to it, whatever the library is doing, and also when nobody is left to kill it.
+One JSON object per line: {"kind", "text", "limit_s"} in, {"error", "source", "took_s"} out. `source` is the grammar in
+the library's own notation, `took_s` the processor time that it cost. A check that takes longer than `limit_s`, or more
+memory than a grammar may, ends the process: the kernel sees to it, whatever the library is doing, and also when nobody
+is left to kill it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import resource
 import signal
 import sys
+import time
 
 from llguidance import LLMatcher
 
@@ -36,9 +38,11 @@ def main() -> None:
     for line in sys.stdin.buffer:
         ask = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, ask["limit_s"])
+        began = time.process_time()
         error, source = check(ask["kind"], ask["text"])
         signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.stdout.buffer.write(json.dumps({"error": error, "source": source}).encode() + b"\n")
+        answer = {"error": error, "source": source, "took_s": time.process_time() - began}
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()
 
 
