@@ -10,6 +10,7 @@ from actors.engine.following import Following, goes_on
 from actors.engine.matching import named_otherwise
 from actors.engine.ownership import session_of
 from actors.engine.request import Request, Verdict
+from actors.engine.scoring import unscorable
 from actors.engine.sessions import Session, SessionState
 from actors.engine.settings import bounded
 from actors.engine.sizes import fit
@@ -121,6 +122,7 @@ class Door:
             ("input_ids", submit.input_ids),
             ("input_ids", submit.root_ids or ()),
             ("stop_token_ids", submit.sampling.stop_token_ids),
+            ("token_ids_logprob", submit.sampling.logprob_ids),
             ("logit_bias", tuple(token for token, _ in submit.sampling.logit_bias)),
         )
         for name, ids in named:
@@ -264,10 +266,11 @@ class Door:
         keep, input_ids = assemble(place, request.submit, self._core.settings.bos_id)
         prompt = place.base[:keep] + list(input_ids)
         size = fit(len(prompt), request.sampling.max_tokens, session.capacity_tokens, self._core.settings)
-        if isinstance(size, Verdict):
+        refusal = size if isinstance(size, Verdict) else unscorable(len(prompt), request.sampling)
+        if refusal is not None:
             request.prompt_len = len(prompt)
             request.tokens = prompt
-            return size
+            return refusal
         return place, keep, input_ids, prompt
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
+from actors.engine import scoring
 from actors.engine.aborts import Aborts
 from actors.engine.branching import Branching
 from actors.engine.clocks import Clock
@@ -54,6 +55,7 @@ from actors.messages import (
     IngressLost,
     LeaveSession,
     OpenSession,
+    Outcome,
     Pause,
     Reason,
     ReceiveSession,
@@ -234,9 +236,13 @@ class Engine:
             return
         request.computed = item.start + item.count
         self.core.kv.publish(request.uid, request.computed, in_flight=request.inflight > 0)
+        if item.scored:
+            scoring.committed(self.core, request, item, result.scores[item.uid])
         if item.samples:
             told = (result.logprobs[item.uid],) if item.uid in result.logprobs else ()
             self._append(request, result.sampled[item.uid], told, now)
+        elif request.max_tokens == 0 and request.computed == request.prompt_len:
+            self._endings.decide(request, Verdict(Outcome.LENGTH), now)
 
     def _append(self, request: Request, token: int, told: tuple[TokenLogprobs, ...], now: float) -> None:
         """A token was chosen: it is told, and may be the last. `told`: its log probability, where that is asked for."""

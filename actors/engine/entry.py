@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actors.engine import scoring
 from actors.engine.core import Core
 from actors.engine.effects import CompileGrammar, GrammarReady
 from actors.engine.endings import Endings
@@ -25,15 +26,19 @@ class Entry:
         request.tokens = prompt
         request.prompt_len = len(prompt)
         size = fit(len(prompt), submit.sampling.max_tokens, capacity, settings)
-        if isinstance(size, Verdict):
-            self._endings.refuse(request, size, now)
+        refusal = size if isinstance(size, Verdict) else scoring.unscorable(len(prompt), submit.sampling)
+        if refusal is not None:
+            self._endings.refuse(request, refusal, now)
             return
+        assert not isinstance(size, Verdict), "it was refused"
         request.max_tokens = size
+        scoring.begin(self._core, request)
         root = namespace_root(submit.tenant, submit.cache_salt, shared=settings.share_prefix_across_tenants)
         request.keys = PrefixKeys(root, request.tokens, settings.page_size)
         if submit.sampling.stop:
             request.stops = StopStrings(submit.sampling.stop)
-        end = Verdict(Outcome.LENGTH) if size == 0 else self._resume(request)
+        over = size == 0 and request.scored == len(prompt)
+        end = Verdict(Outcome.LENGTH) if over else self._resume(request)
         if end is not None:
             self._endings.decide(request, end, now)
         elif submit.grammar is not None:

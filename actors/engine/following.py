@@ -43,7 +43,7 @@ class Following:
         self._core.requests.follow(submit.key, leader)
         leader.story.append(f"{now:.3f} joined by {submit.key}")
         told = len(submit.resumed_ids)
-        if leader.num_output > told:
+        if leader.num_output > told or leader.scores:
             self._core.out.append(heard(leader, submit.ingress, submit.key, told))
 
     def leave(self, key: str, verdict: Verdict, now: float) -> AbortHit | None:
@@ -71,7 +71,16 @@ def heard(request: Request, ingress: str, key: str, index: int) -> Tokens:
     """The output of a request from position `index` on, for somebody who has heard what is before."""
     ids = tuple(request.output[index:])
     logprobs = tuple(request.logprobs[-len(ids) :]) if ids else ()
-    return Tokens(ingress=ingress, key=key, index=index, ids=ids, prompt=prompt_digest(request), logprobs=logprobs)
+    scores = () if index else tuple(request.scores)  # They came before the first token, or with it.
+    return Tokens(
+        ingress=ingress,
+        key=key,
+        index=index,
+        ids=ids,
+        prompt=prompt_digest(request),
+        logprobs=logprobs,
+        prompt_scores=scores,
+    )
 
 
 def goes_on(submit: Submit, tokens: list[int], prompt_len: int) -> bool:

@@ -141,7 +141,7 @@ class Hibernation:
         image = self._core.images.get(uid)
         if image is None or turn.parent is None or uid in kv.transfers:
             return False
-        limit = min(turn.keep, len(request.tokens) - 1) // kv.page_size
+        limit = min(turn.keep, request.reusable) // kv.page_size
         wanted = request.keys.in_common(image.keys, limit)
         present = kv.table(request.uid)[: covered // kv.page_size]
         if wanted <= len(present):

@@ -26,6 +26,8 @@ class PlanItem:
     `page_table`: page ids; position p lives in page_table[p // page_size] at offset p % page_size.
     `samples`: whether the last position's logits choose a token. `output_index` is that token's place in the output.
     `constrained`: the request has a grammar, which the runner knows by its uid.
+    `scored`: tokens of the prompt whose log probabilities are wanted, in order: the logits before the first of them are
+    those of position `scored_at`.
     `seen`: for penalties and grammars only, else None: all known ids of the request so far, prompt first, up to
     `start + count` without a pending one; `prompt_len` says where the output begins.
     """
@@ -42,6 +44,8 @@ class PlanItem:
     prompt_len: int
     seen: Sequence[int] | None = None
     constrained: bool = False
+    scored: Sequence[int] = ()
+    scored_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +66,11 @@ class StepResult:
 
     `failed[uid]`: a request the runner could not compute, with a message; the others of the step are unaffected.
     `dead_ends[uid]`: a request whose grammar allows no token after its output so far, with a message.
-    `logprobs[uid]`: of the chosen token, for items that ask for them.
+    `logprobs[uid]`: of the chosen token, for items that ask for them. `scores[uid]`: the same of each `scored` token.
     """
 
     sampled: dict[int, int]
     failed: dict[int, str] = field(default_factory=dict)
     dead_ends: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    scores: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)

@@ -5,6 +5,7 @@ There is no prefill or decode phase: a request has positions to compute, and the
 
 from __future__ import annotations
 
+from actors.engine import scoring
 from actors.engine.clocks import Clock
 from actors.engine.core import Core
 from actors.engine.hibernation import Hibernation
@@ -15,6 +16,8 @@ from actors.engine.settings import bounded
 
 WAITING = RequestState.WAITING
 IN_BATCH = (RequestState.PREFILL, RequestState.DECODE)
+MAX_SCORED = 256
+"""Tokens of prompts that are scored in one step: each takes a row of logits as wide as the vocabulary."""
 MAX_LOOKED_UP = 32
 """Requests that are found in one step to wait for another's prefill; of a crowd, the others are looked at in the next
 steps."""
@@ -68,10 +71,13 @@ class Planner:
         if not prompts:
             return
         grants = share_prefill([self._ready(request) for request in prompts], budget)
-        for request, count in zip(prompts, grants, strict=True):
+        to_score = MAX_SCORED
+        for request, granted in zip(prompts, grants, strict=True):
+            count = scoring.most_positions(request, request.planned, granted, to_score)
             in_batch = request.state is not WAITING
             if count and in_batch and not request.preempt_wanted and self._make_room(request, count, now):
                 items.append(self._item(request, count, now))
+                to_score -= len(items[-1].scored)
 
     def _ready(self, request: Request) -> int:
         """Positions to compute next. 0 while the token in flight may be the last one allowed."""
@@ -99,6 +105,8 @@ class Planner:
             tokens if constrained or request.penalised else None,
             constrained,
         )
+        if request.scored < request.prompt_len:
+            item.scored, item.scored_at = scoring.wanted(request, start, count)
         self._count(request, start, end)
         request.planned = end
         request.inflight += 1
@@ -170,7 +178,7 @@ class Planner:
         once, if it waits until it can be found in the cache (rule K3). Nobody waits for one that comes after it: that
         one may get little of each step (rule P7)."""
         settings, todo = self._core.settings, len(request.tokens) - covered
-        if other.order > request.order:
+        if other.order > request.order or request.scored < request.prompt_len:
             return False
         if not settings.prefix_cache or todo < settings.worth_sharing_tokens or request.keys.root != other.keys.root:
             return False
@@ -187,7 +195,7 @@ class Planner:
     def _begin(self, request: Request) -> int:
         turn = request.turn
         session, kept = (turn.session.uid, turn.keep) if turn else (None, 0)
-        return self._core.kv.begin(request.uid, request.keys, session, kept)
+        return self._core.kv.begin(request.uid, request.keys, session, kept, most=request.reusable)
 
     def _start(self, request: Request, covered: int, now: float) -> None:
         request.computed = request.planned = covered

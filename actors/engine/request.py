@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from actors.engine.kv.keys import PrefixKeys
-from actors.messages import Outcome, Reason, SamplingParams, Stage, Submit, TokenLogprobs
+from actors.messages import Outcome, PromptScore, Reason, SamplingParams, Stage, Submit, TokenLogprobs
 
 if TYPE_CHECKING:
     from actors.engine.sessions import Session
@@ -148,6 +148,10 @@ class Request:
     """The shell was asked to compile its grammar, and has to be told when the request is over."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the last output tokens: of all that were made here, where they are asked for."""
+    scored: int = 0
+    """Where in the prompt the next token stands whose log probability is to be told; `prompt_len`: there is none."""
+    scores: list[PromptScore] = field(default_factory=list)
+    """What was told of the prompt."""
     awaits: tuple[int, int] = (0, 0)
     """Whom it lets compute what both begin with, by uid, and up to how many tokens."""
     followers: list[Follower] = field(default_factory=list)
@@ -198,6 +202,13 @@ class Request:
     def remaining(self) -> int:
         """Positions that could be computed in the next step."""
         return len(self.tokens) + self.pending_samples - self.planned
+
+    @property
+    def reusable(self) -> int:
+        """How many of its tokens may be found computed: the logits of the last one are wanted, and so are those before
+        each token of the prompt that is to be scored."""
+        last = len(self.tokens) - 1
+        return min(last, max(0, self.scored - 1)) if self.scored < self.prompt_len else last
 
     @property
     def is_live(self) -> bool:

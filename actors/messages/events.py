@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from actors.messages.words import Outcome, Reason, Stage, TokenIds, TokenLogprobs
+from actors.messages.words import Outcome, PromptScore, Reason, Stage, TokenIds, TokenLogprobs
 
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
@@ -17,7 +17,9 @@ class Tokens:
     `prompt`: with the first tokens of a turn, a digest of the whole prompt that they were made from: who wants to go on
     with them elsewhere has to go on from the same.
     `logprobs`: of the last of `ids`, as many as there are, where they were asked for. Output that was made elsewhere,
-    or stored, has none."""
+    or stored, has none.
+    `prompt_scores`: of the next tokens of the prompt, where they were asked for: all of them come before, or with, the
+    first of `ids`, which may be empty."""
 
     ingress: str
     key: str
@@ -25,6 +27,7 @@ class Tokens:
     ids: TokenIds
     prompt: bytes = b""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_scores: tuple[PromptScore, ...] = ()
 
 
 CANNOT_RESUME = "on_worker_lost"

@@ -18,6 +18,9 @@ class SamplingParams:
     batching, preemption nor a move to another worker changes it (rule I3).
     `max_tokens` None means "as many as the context allows".
     `logprobs`: how many of the likeliest tokens to tell beside each chosen one's log probability; None: tell none.
+    `logprob_ids`: tokens whose log probability is told as well, wherever any is.
+    `prompt_logprobs_from`: where in the prompt, a session's history included, the tokens begin whose own log
+    probabilities are told, too; None: of no token of the prompt. Needs `logprobs`.
     """
 
     max_tokens: int | None = None
@@ -35,6 +38,8 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
+    logprob_ids: TokenIds = ()
+    prompt_logprobs_from: int | None = None
 
     @property
     def penalised(self) -> bool:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from enum import Enum
 
 TokenLogprobs = tuple[float, tuple[tuple[int, float], ...]]
-"""Of one output token: its natural log probability under the model itself, before penalties, bias and temperature; and
-(id, log probability) of the likeliest tokens, likeliest first."""
+"""Of one token: its natural log probability under the model itself, before penalties, bias and temperature; and (id,
+log probability) of the likeliest tokens, likeliest first, then of those that were asked for by id, as they were."""
 
 TokenIds = tuple[int, ...]
+
+PromptScore = tuple[int, TokenLogprobs | None]
+"""A token of a prompt by its id. None: the first of all, which nothing came before."""
 
 
 class Outcome(str, Enum):

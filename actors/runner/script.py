@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from actors.engine.plan import NUM_RESERVED_PAGES, StepPlan, StepResult
+from actors.messages import TokenLogprobs
 from actors.runner.base import RunnerInfo
 from actors.runner.copied import Copied, check_length
 
@@ -20,6 +21,7 @@ class ScriptHandle:
 class ScriptRunner:
     """Implements `ModelRunner`. Every request's n-th output token is `script[n]`, and the EOS id after the last.
 
+    What is scripted is certain: every token of a prompt has the log probability 0.
     `fails(uid, output_index)` may name a request whose row breaks (a fault for tests): its message, or None.
     """
 
@@ -67,7 +69,9 @@ class ScriptRunner:
             elif item.samples:
                 over = item.output_index >= len(self._script)
                 sampled[item.uid] = self._eos if over else self._script[item.output_index]
-        return ScriptHandle(StepResult(sampled=sampled, failed=failed))
+        certain: TokenLogprobs = (0.0, ())
+        scores = {item.uid: (certain,) * len(item.scored) for item in plan.items if item.scored}
+        return ScriptHandle(StepResult(sampled=sampled, failed=failed, scores=scores))
 
     def read_pages(self, pages: Sequence[int]) -> Copied[bytes]:
         """There is nothing in them: `page_bytes` is 0."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from actors.engine.plan import NUM_RESERVED_PAGES, PlanItem, StepPlan, StepResult
-from actors.messages import TokenLogprobs
+from actors.messages import PromptScore, TokenLogprobs
 from actors.runner.base import RunnerInfo
 from actors.runner.copied import Copied, check_length
 from actors.runner.grammar.matchers import DeadEnd, Matchers, matchers_for
@@ -119,14 +119,16 @@ class ToyRunner:
                     try:
                         sampled[item.uid] = token = self.choose(item)
                         if item.sampling.logprobs is not None:
-                            logprobs[item.uid] = toy_logprobs(token, item.sampling.logprobs)
+                            sampling = item.sampling
+                            logprobs[item.uid] = toy_logprobs(token, sampling.logprobs or 0, sampling.logprob_ids)
                     except DeadEnd as error:
                         dead_ends[item.uid] = str(error)
+            scores = {item.uid: self._scores(item) for item in plan.items if item.scored}
         # The next step may be launched already and name a request that met its dead end here.
         self._last = {**dict.fromkeys(dead_ends, 0), **sampled}
         now = self._clock()
         self._busy_until = max(now, self._busy_until) + self._step_s
-        result = StepResult(sampled=sampled, dead_ends=dead_ends, logprobs=logprobs)
+        result = StepResult(sampled=sampled, dead_ends=dead_ends, logprobs=logprobs, scores=scores)
         return ToyHandle(result, self._busy_until, self._clock, self._sleep)
 
     def read_pages(self, pages: Sequence[int]) -> Copied[bytes]:
@@ -144,17 +146,28 @@ class ToyRunner:
 
     def choose(self, item: PlanItem) -> int:
         """The token after position start + count - 1. Raises DeadEnd."""
-        length = item.start + item.count
-        page_size = self._info.page_size
-        pages = np.asarray(item.page_table[: -(-length // page_size)], dtype=np.int64)
-        held = self.kv[pages].reshape(-1)[:length]
-        weights = np.arange(length, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-        digest = int(np.bitwise_xor.reduce(held * weights * _ODD)) ^ int(held.sum(dtype=np.uint64))
+        digest = self._digest(item, item.start + item.count)
         if item.sampling.temperature > 0:
             digest ^= splitmix64(item.sampling.seed * 1_000_003 + item.output_index)
         if item.constrained:
             return self._choose_allowed(item, splitmix64(digest))
         return _FIRST_PRINTABLE + splitmix64(digest) % _NUM_PRINTABLE
+
+    def _digest(self, item: PlanItem, length: int) -> int:
+        """Of what the KV of the first `length` positions holds."""
+        page_size = self._info.page_size
+        pages = np.asarray(item.page_table[: -(-length // page_size)], dtype=np.int64)
+        held = self.kv[pages].reshape(-1)[:length]
+        weights = np.arange(length, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        return int(np.bitwise_xor.reduce(held * weights * _ODD)) ^ int(held.sum(dtype=np.uint64))
+
+    def _scores(self, item: PlanItem) -> tuple[TokenLogprobs, ...]:
+        """Of the prompt's tokens, each by the KV of all that stands before it."""
+        count, named = item.sampling.logprobs or 0, item.sampling.logprob_ids
+        return tuple(
+            toy_score(self._digest(item, length), token, count, named)
+            for length, token in enumerate(item.scored, item.scored_at + 1)
+        )
 
     def _choose_allowed(self, item: PlanItem, digest: int) -> int:
         """Of what the grammar allows, and of the end and printable ASCII among that if there are any."""
@@ -188,11 +201,38 @@ def toy_weights(path: str) -> tuple[str, int]:
     return f"toy-{digest.hex()}", int.from_bytes(digest, "big") << 16
 
 
-def toy_logprobs(token: int, count: int) -> TokenLogprobs:
+def toy_logprobs(token: int, count: int, named: Sequence[int] = ()) -> TokenLogprobs:
     """There are no probabilities here: the chosen token has half of it, those that follow it in the vocabulary half of
     the rest each."""
-    likeliest = tuple(((token + at) % TOY_VOCAB_SIZE, -math.log(2) * (at + 1)) for at in range(count))
-    return -math.log(2), likeliest
+    likeliest = [(token + at) % TOY_VOCAB_SIZE for at in range(count)]
+    told = tuple((other, _halved(token, other)) for other in (*likeliest, *named))
+    return _halved(token, token), told
+
+
+def toy_score(digest: int, token: int, count: int, named: Sequence[int] = ()) -> TokenLogprobs:
+    """The same of a token of a prompt, by the digest of all before it: what would have been chosen has half of it."""
+    chosen = _FIRST_PRINTABLE + splitmix64(digest) % _NUM_PRINTABLE
+    return _halved(chosen, token), toy_logprobs(chosen, count, named)[1]
+
+
+def toy_prompt_scores(
+    prompt: Sequence[int], begin: int, count: int = 0, named: Sequence[int] = ()
+) -> list[PromptScore]:
+    """What a toy runner tells of a prompt's tokens from position `begin` on, computed without any KV: the reference for
+    tests."""
+    told: list[PromptScore] = []
+    digest = total = 0
+    for position, token in enumerate(prompt):
+        if position >= begin:
+            told.append((token, toy_score(digest ^ total, token, count, named) if position else None))
+        value = splitmix64((position << 20) ^ token) | 1
+        digest ^= (value * (2 * position + 1) * int(_ODD)) & _MASK
+        total = (total + value) & _MASK
+    return told
+
+
+def _halved(chosen: int, token: int) -> float:
+    return -math.log(2) * ((token - chosen) % TOY_VOCAB_SIZE + 1)
 
 
 def toy_continuation(

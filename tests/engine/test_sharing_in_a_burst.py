@@ -127,9 +127,9 @@ def test_those_that_wait_are_not_looked_up_in_every_step(depth: int, monkeypatch
     driver, told = burst(depth, *[LONG] * 50, max_running=4)
     begin, begun = driver.engine.core.kv.begin, list[int]()
 
-    def counted(uid: int, *args: object) -> int:
+    def counted(uid: int, *args: object, **fields: object) -> int:
         begun.append(uid)
-        return begin(uid, *args)  # type: ignore[arg-type]
+        return begin(uid, *args, **fields)  # type: ignore[arg-type]
 
     monkeypatch.setattr(driver.engine.core.kv, "begin", counted)
     most = 0

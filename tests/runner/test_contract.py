@@ -239,3 +239,25 @@ def test_a_closed_runner_lets_go_of_its_kv(saved: Callable[[str], tuple[Path, An
     gc.collect()
     assert kv() is None
     assert weight() is None
+
+
+def test_a_prompt_is_scored_alike_however_it_is_cut(make: Make) -> None:
+    """I3: each token by all that stands before it, in whichever chunk; beside a row that samples."""
+    whole, pages = [5, 6, 7, 8, 9, 10, 11], [7, 3]
+    asked = SamplingParams(logprobs=2, logprob_ids=(3,), prompt_logprobs_from=0)
+
+    def scores(*cuts: int) -> list[Any]:
+        runner, told = make(), []
+        for begin, end in zip((0, *cuts), (*cuts, len(whole)), strict=True):
+            scored = whole[begin + 1 : end + 1]
+            chunk = item(1, begin, whole[begin:end], pages, sampling=asked, scored=scored, scored_at=begin)
+            plan = StepPlan(1, (replace(chunk, samples=end == len(whole)), item(2, 0, [5, 6], [4])))
+            result = runner.launch(plan).wait()
+            told += [own for own, _ in result.scores.get(1, ())]
+            assert 2 in result.sampled
+        return told
+
+    expected = scores()
+    assert len(expected) == len(whole) - 1
+    for cut in range(1, len(whole)):
+        assert scores(cut) == pytest.approx(expected, abs=1e-4)

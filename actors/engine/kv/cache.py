@@ -90,7 +90,7 @@ class KVCache:
 
     # -- a request's life ------------------------------------------------------------------------------------------
 
-    def begin(self, uid: int, keys: PrefixKeys, session: int | None, kept: int = 0) -> int:
+    def begin(self, uid: int, keys: PrefixKeys, session: int | None, kept: int = 0, *, most: int | None = None) -> int:
         """Give a request its table, with as much KV as is there already, in its session's slot or in the prefix index.
         Returns the number of tokens covered.
 
@@ -98,18 +98,22 @@ class KVCache:
         its slot has that, what is appended is computed, even if the index has it from an attempt that was aborted: as
         if that had never been (rule K2). At least the last token is always left to compute, since its logits are
         wanted. Takes no new page.
+
+        `most`: so many tokens may be covered. What is behind them is computed anew, and not in the slot's own pages.
         """
         if uid in self._tables:
             raise AssertionError(f"request {uid} has a table already")
         slot = self.slots.get(session) if session is not None else None
-        limit = len(keys.tokens) - 1
+        last = len(keys.tokens) - 1
+        limit = last if most is None else min(most, last)
         common = 0 if slot is None else tokens_in_common(keys, slot.keys, slot.tail, self.page_size)
         pages = [] if slot is None else slot.pages[: min(common, limit) // self.page_size]
         whole = slot is not None and common == slot.length
         # A slot holds all of a context but its last token, unless its session was forked or cut.
         complete = slot is not None and whole and slot.length >= kept - 1
         found = [] if complete else self._match(keys, len(pages), min(limit, kept) if whole else limit)
-        if slot is not None and whole and not found and not self._would_rewrite(slot, limit):
+        borrows = slot is not None and whole and not found and min(slot.length, last) <= limit
+        if slot is not None and borrows and not self._would_rewrite(slot, limit):
             pages, covered = list(slot.pages), min(slot.length, limit)
         else:
             pages = pages + found

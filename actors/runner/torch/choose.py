@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from actors.engine.plan import StepResult
 from actors.messages import TokenLogprobs
 from actors.runner.grammar.matchers import DeadEnd, Matchers
-from actors.runner.torch.inputs import SampleRow
-from actors.runner.torch.sampler import NO_TOKEN, logprobs_of, sample, told_logprobs
+from actors.runner.torch.inputs import SampleRow, ScoredRows, StepInputs
+from actors.runner.torch.sampler import NO_TOKEN, NOT_FINITE, logprobs_of, sample, scores_of, told_logprobs
 
 _OFF = float("-inf")
-_NOT_FINITE = "the model's logits are not finite"
+
+
+def settle(
+    logits: Tensor, inputs: StepInputs, last: dict[int, int], eos_ids: frozenset[int], matchers: Matchers | None
+) -> StepResult:
+    """logits: float32 [len(inputs.wanted), vocab_size], changed in place: rows that sample, then rows that score."""
+    sampling = len(inputs.samples)
+    scores, failed = _scores(logits[sampling:], inputs.scored)
+    if not inputs.samples:
+        return StepResult(sampled={}, failed=failed, scores=scores)
+    result = choose(logits[:sampling], inputs.samples, last, eos_ids, matchers)
+    return replace(result, failed=result.failed | failed, scores=scores)
+
+
+def _scores(logits: Tensor, scored: list[ScoredRows]) -> tuple[dict[int, tuple[TokenLogprobs, ...]], dict[int, str]]:
+    """(scores, failures) by uid: one prompt's numbers are no other's fault."""
+    scores: dict[int, tuple[TokenLogprobs, ...]] = {}
+    failed: dict[int, str] = {}
+    begin = 0
+    for rows in scored:
+        end = begin + len(rows.tokens)
+        try:
+            scores[rows.uid] = scores_of(logits[begin:end], rows)
+        except ValueError as error:
+            failed[rows.uid] = str(error)
+        begin = end
+    return scores, failed
 
 
 def choose(
@@ -32,7 +60,7 @@ def choose(
     sampled = {uid: token for uid, token in living.items() if token != NO_TOKEN}
     return StepResult(
         sampled=sampled,
-        failed={uid: _NOT_FINITE for uid, token in living.items() if token == NO_TOKEN},
+        failed={uid: NOT_FINITE for uid, token in living.items() if token == NO_TOKEN},
         dead_ends=dead_ends,
         logprobs=_told(before, rows, sampled),
     )
@@ -40,8 +68,12 @@ def choose(
 
 def _told(before: dict[int, Tensor], rows: list[SampleRow], sampled: dict[int, int]) -> dict[int, TokenLogprobs]:
     """Log probabilities by uid, of the rows that asked for them and have a token."""
-    asked = {rows[index].uid: (logprobs, rows[index].sampling.logprobs or 0) for index, logprobs in before.items()}
-    return {uid: told_logprobs(asked[uid][0], sampled[uid], asked[uid][1]) for uid in asked if uid in sampled}
+    asked = {rows[index].uid: (logprobs, rows[index].sampling) for index, logprobs in before.items()}
+    return {
+        uid: told_logprobs(logprobs, sampled[uid], sampling.logprobs or 0, sampling.logprob_ids)
+        for uid, (logprobs, sampling) in asked.items()
+        if uid in sampled
+    }
 
 
 def _constrain(logits: Tensor, row: SampleRow, last: dict[int, int], matchers: Matchers | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -33,13 +33,23 @@ class SampleRow:
         return [*self.seen[self.prompt_len :], *([last[self.uid]] if self.pending else [])]
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredRows:
+    """Tokens of a request's prompt that are scored, each by one row of logits. `sampling`: what is told beside them."""
+
+    uid: int
+    tokens: list[int]
+    sampling: SamplingParams
+
+
 @dataclass(slots=True)
 class StepInputs:
     """One step, ready to run but for pending tokens.
 
-    tokens, positions: int64 [num_tokens]; wanted: int64 [num_samples], index of each sampling item's last token.
+    tokens, positions: int64 [num_tokens]; wanted: int64 [num_samples + num_scored], index of each sampling item's last
+    token, then of those before each scored token.
     uids: of the batch's rows. pending: (index into tokens, uid whose last sampled token goes there).
-    samples: the sampling items, in the order of `wanted`.
+    samples: the sampling items, scored: the scored ones, in the order of `wanted`.
     """
 
     uids: list[int]
@@ -50,6 +60,7 @@ class StepInputs:
     batch: AttnBatch
     pending: list[tuple[int, int]]
     samples: list[SampleRow]
+    scored: list[ScoredRows] = field(default_factory=list)
 
     def alone(self, row: int) -> StepInputs:
         """One row of the batch as a step of its own."""
@@ -57,11 +68,12 @@ class StepInputs:
         begin = sum(batch.q_lens[:row])
         end = begin + batch.q_lens[row]
         samples = [sample for sample in self.samples if sample.uid == self.uids[row]]
+        scored = [rows for rows in self.scored if rows.uid == self.uids[row]]
         return StepInputs(
             uids=[self.uids[row]],
             tokens=self.tokens[begin:end],
             positions=self.positions[begin:end],
-            wanted=torch.full((len(samples),), end - begin - 1, dtype=torch.int64),
+            wanted=self.wanted[(begin <= self.wanted) & (self.wanted < end)] - begin,
             batch=AttnBatch(
                 q_lens=[batch.q_lens[row]],
                 kv_lens=[batch.kv_lens[row]],
@@ -71,6 +83,7 @@ class StepInputs:
             ),
             pending=[(index - begin, uid) for index, uid in self.pending if begin <= index < end],
             samples=samples,
+            scored=scored,
         )
 
 
@@ -93,6 +106,10 @@ def build_inputs(plan: StepPlan, page_size: int) -> StepInputs:
             pending.append((int(begin) + known, item.uid))
     sampling = [(index, item) for index, item in enumerate(items) if item.samples]
     wanted = [int(first[index]) + item.count - 1 for index, item in sampling]
+    scored = [(index, item) for index, item in enumerate(items) if item.scored]
+    for index, item in scored:
+        begin = int(first[index]) + item.scored_at - item.start
+        wanted += range(begin, begin + len(item.scored))
     batch = AttnBatch(
         q_lens=counts.tolist(),
         kv_lens=(starts + counts).tolist(),
@@ -108,6 +125,7 @@ def build_inputs(plan: StepPlan, page_size: int) -> StepInputs:
         batch=batch,
         pending=pending,
         samples=[_sample_row(item) for _, item in sampling],
+        scored=[ScoredRows(item.uid, list(item.scored), item.sampling) for _, item in scored],
     )
 
 
@@ -131,6 +149,8 @@ def _check(item: PlanItem, page_size: int) -> None:
         raise ValueError(f"request {item.uid}: {known} tokens for {item.count} positions, pending {item.pending}")
     if len(item.page_table) * page_size < end:
         raise ValueError(f"request {item.uid}: {len(item.page_table)} pages of {page_size} for {end} positions")
+    if item.scored and not item.start <= item.scored_at <= end - len(item.scored):
+        raise ValueError(f"request {item.uid}: position {item.scored_at} does not score {len(item.scored)} tokens")
 
 
 def _page_table(items: list[PlanItem], page_size: int) -> np.ndarray:

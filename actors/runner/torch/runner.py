@@ -18,7 +18,7 @@ from actors.model.errors import ModelUnusable
 from actors.runner.base import RunnerInfo
 from actors.runner.copied import check_length
 from actors.runner.grammar.matchers import Matchers, matchers_for
-from actors.runner.torch.choose import choose
+from actors.runner.torch.choose import settle
 from actors.runner.torch.group import ALONE, RankGroup, RanksLost
 from actors.runner.torch.inputs import StepInputs, build_inputs
 from actors.runner.torch.local_model import LocalModel, StepModel, attention_for
@@ -176,6 +176,7 @@ class TorchRunner:
             failed={uid: message for result in results for uid, message in result.failed.items()},
             dead_ends={uid: message for result in results for uid, message in result.dead_ends.items()},
             logprobs={uid: told for result in results for uid, told in result.logprobs.items()},
+            scores={uid: told for result in results for uid, told in result.scores.items()},
         )
 
     def _alone(self, inputs: StepInputs, row: int) -> StepResult:
@@ -192,9 +193,9 @@ class TorchRunner:
         for index, uid in inputs.pending:
             inputs.tokens[index] = self._last[uid]
         logits = model.step(inputs)
-        if not inputs.samples:
+        if not len(inputs.wanted):
             return StepResult(sampled={})
-        return choose(logits, inputs.samples, self._last, self._info.eos_ids, self._matchers)
+        return settle(logits, inputs, self._last, self._info.eos_ids, self._matchers)
 
 
 def _padded(vocab_bytes: tuple[bytes, ...], vocab_size: int) -> tuple[bytes, ...]:

@@ -7,14 +7,19 @@ neither the batch nor a preemption changes what is sampled (rule I3).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from actors.messages import SamplingParams, TokenLogprobs
 from actors.runner.randomness import uniform
-from actors.runner.torch.inputs import SampleRow
+from actors.runner.torch.inputs import SampleRow, ScoredRows
 
 NO_TOKEN = -1
+NOT_FINITE = "the model's logits are not finite"
+_PIECE = 32
+"""Rows of a prompt that are scored at once."""
 _OFF = float("-inf")
 
 
@@ -46,10 +51,28 @@ def logprobs_of(logits: Tensor, rows: list[SampleRow]) -> dict[int, Tensor]:
     }
 
 
-def told_logprobs(logprobs: Tensor, token: int, count: int) -> TokenLogprobs:
-    """The chosen token's, and the `count` likeliest. `logprobs`: float32 [vocab_size]."""
+def told_logprobs(logprobs: Tensor, token: int, count: int, named: Sequence[int] = ()) -> TokenLogprobs:
+    """The chosen token's, the `count` likeliest, and those that were named. `logprobs`: float32 [vocab_size]."""
     values, ids = logprobs.topk(min(count, len(logprobs)))
-    return float(logprobs[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    likeliest = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return float(logprobs[token]), (*likeliest, *((other, float(logprobs[other])) for other in named))
+
+
+def scores_of(logits: Tensor, rows: ScoredRows) -> tuple[TokenLogprobs, ...]:
+    """Log probabilities of a prompt's tokens. logits: float32 [len(rows.tokens), vocab_size]; a piece of it at a time
+    is turned into as much again. Raises ValueError where it is not finite."""
+    count, named = rows.sampling.logprobs or 0, rows.sampling.logprob_ids
+    told: list[TokenLogprobs] = []
+    for begin in range(0, len(rows.tokens), _PIECE):
+        piece = logits[begin : begin + _PIECE].log_softmax(dim=-1)
+        if not bool(piece.max(dim=-1).values.isfinite().all()):
+            raise ValueError(NOT_FINITE)
+        tokens = rows.tokens[begin : begin + _PIECE]
+        own = piece.gather(1, torch.tensor([[token, *named] for token in tokens], device=piece.device)).tolist()
+        values, ids = piece.topk(min(count, piece.shape[1]), dim=-1)
+        for (mine, *others), likely, theirs in zip(own, ids.tolist(), values.tolist(), strict=True):
+            told.append((mine, (*zip(likely, theirs, strict=True), *zip(named, others, strict=True))))
+    return tuple(told)
 
 
 def needs_adjusting(row: SampleRow) -> bool:
