@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 
 from configs import ranks, rollout, scaling
-from configs.schema import AuthConfig, IngressConfig, RemoraConfig, StoreConfig, TenantLimits
+from configs.schema import RUNNERS, AuthConfig, IngressConfig, RemoraConfig, StoreConfig, TenantLimits
 
 T = TypeVar("T")
 
@@ -97,8 +97,8 @@ def check(config: RemoraConfig) -> RemoraConfig:
         raise ConfigError(f"hibernate.below: {config.hibernate.below}; it must be at least 0 and below 1")
     if config.engine.depth not in (0, 1):
         raise ConfigError(f"engine.depth: {config.engine.depth}; it must be 0 or 1")
-    if config.workers.runner not in ("torch", "toy"):
-        raise ConfigError(f"workers.runner: {config.workers.runner!r}; it must be 'torch' or 'toy'")
+    if config.workers.runner not in RUNNERS:
+        raise ConfigError(f"workers.runner: {config.workers.runner!r}; it must be one of {', '.join(RUNNERS)}")
     if config.model.dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise ConfigError(f"model.dtype: {config.model.dtype!r}; it must be auto, float32, bfloat16 or float16")
     for name, known in (("tool_format", TOOL_FORMATS), ("reasoning", REASONING_FORMATS)):

@@ -17,7 +17,7 @@ def complaints(workers: WorkerConfig) -> Iterator[str]:
         yield f"workers.tensor_parallel: {size} is too small; it must be at least 1"
     if workers.rank_placement not in PLACEMENTS:
         yield f"workers.rank_placement: {workers.rank_placement!r}; it must be {' or '.join(PLACEMENTS)}"
-    if size > 1 and workers.runner != "torch":
+    if size > 1 and workers.runner not in ("auto", "torch"):
         yield f"workers.tensor_parallel: {size}; the {workers.runner} runner has nothing to split, it must be 1"
     if size > 1 and workers.num_gpus not in (0, 1):
         yield f"workers.num_gpus: {workers.num_gpus}; each rank of a worker computes on one GPU, it must be 0 or 1"

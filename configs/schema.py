@@ -113,12 +113,18 @@ class TimeoutConfig:
     max_deadline_s: float = 0.0
 
 
+RUNNERS = ("auto", "cpu", "torch", "toy")
+"""What `workers.runner` may say."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """The worker actors.
 
-    `runner`: `torch`, or `toy` (no model: the next token is a hash of the KV; for tests).
-    `attention`: attention backend of the torch runner. `threads`: compute threads per rank; 0 = cores / ranks.
+    `runner`: `cpu`, the fused step of `kernels/cpu`; `torch`; `auto`, the first where it can serve the model and the
+    second elsewhere; or `toy` (no model: the next token is a hash of the KV; for tests).
+    `attention`: attention backend of the torch runner (any but `auto` means that one).
+    `threads`: compute threads per rank; 0 = cores / ranks.
     `tensor_parallel`: over how many processes (ranks) a worker's model is split; it must divide the attention heads.
     `num_cpus`, `num_gpus`: Ray resources of each rank. `rank_placement`: `strict_pack`, all ranks of a worker on one
     node, or `pack`, on several if need be. `toy_step_s`: how long a step of the toy runner takes;
@@ -126,7 +132,7 @@ class WorkerConfig:
     """
 
     count: int = 1
-    runner: str = "torch"
+    runner: str = "auto"
     attention: str = "auto"
     threads: int = 0
     num_cpus: float = 0.0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.runner.base import ModelRunner
@@ -12,6 +14,9 @@ from configs import RemoraConfig
 
 if TYPE_CHECKING:
     from actors.runner.torch.ranks import Rank
+    from actors.runner.torch.runner import TorchRunner
+
+logger = logging.getLogger("remora.worker")
 
 
 def build_runner(
@@ -34,7 +39,7 @@ def build_runner(
             weights=config.workers.toy_weights,
         )
         return runner, None
-    return _torch_runner(config, ranks_lost)
+    return _model_runner(config, ranks_lost)
 
 
 def compute_threads(config: RemoraConfig) -> int:
@@ -75,17 +80,17 @@ def _of_the_model(config: RemoraConfig) -> dict[str, Any]:
     }
 
 
-def _torch_runner(config: RemoraConfig, ranks_lost: Callable[[str], None] | None) -> tuple[ModelRunner, int | None]:
+def _model_runner(config: RemoraConfig, ranks_lost: Callable[[str], None] | None) -> tuple[ModelRunner, int | None]:
     _be_patient()
     from actors.model.source import resolve
     from actors.model.tokenizer import Tokenizer
     from actors.runner.torch.group import RankGroup
-    from actors.runner.torch.runner import TorchRunner
 
     folder = resolve(config.model.id, config.model.cache_dir, progress=False)
     tokenizer = Tokenizer.load(folder)
     size = config.workers.tensor_parallel
-    runner = TorchRunner(
+    build, remark = runner_class(config, folder.path)
+    runner = build(
         folder.path,
         **_of_the_model(config),
         max_context=config.model.max_context,
@@ -93,5 +98,25 @@ def _torch_runner(config: RemoraConfig, ranks_lost: Callable[[str], None] | None
         vocab_bytes=tokenizer.vocab_bytes(),
         eos_ids=tokenizer.eos_ids,
         group=RankGroup(0, size, ranks_lost) if size > 1 else None,
+        remark=remark,
     )
     return runner, tokenizer.bos_id
+
+
+def runner_class(config: RemoraConfig, folder: Path) -> tuple[type[TorchRunner], str]:
+    """By `workers.runner`, and what is to be said about it: why `auto` is not the faster one, where a CPU computes."""
+    from actors.runner.cpu.runner import CpuRunner, why_not
+    from actors.runner.torch.runner import TorchRunner
+
+    if config.workers.runner != "auto":
+        return (CpuRunner if config.workers.runner == "cpu" else TorchRunner), ""
+    if config.workers.tensor_parallel > 1:
+        why = "a model that is split over ranks is computed by torch"
+    else:
+        why = why_not(folder, **_of_the_model(config))
+    if not why:
+        return CpuRunner, ""
+    if config.workers.num_gpus:
+        return TorchRunner, ""
+    logger.warning("the torch runner serves, not the faster cpu runner: %s", why)
+    return TorchRunner, f"no fused step: {why}"

@@ -78,8 +78,10 @@ class LayerTensors:
 class FusedDecoder:
     """Layers are added one by one (each may go once it is packed), then `open`, then steps, from one thread.
 
-    `kv`: [layers, num_pages, kv_heads, K and V, page_size * head_dim].
+    `kv`: [layers, num_pages, kv_heads, K and V, page_size * head_dim]. `embedding`: as it was given to `open`.
     """
+
+    embedding: Tensor
 
     def __init__(self, library: Library, shape: DecoderShape) -> None:
         """Raises ValueError for a shape that it cannot compute, RuntimeError without memory for the cache."""
@@ -119,7 +121,7 @@ class FusedDecoder:
     def open(self, embedding: Tensor, head: Tensor, norm: Tensor, inverse: Tensor, threads: int) -> None:
         """`embedding`, `head`: [vocab, hidden] in the library's dtype (the first stays as it is), `inverse`: rope's
         inverse frequencies. Raises RuntimeError when the threads cannot be had."""
-        self._kept.append(embedding)
+        self.embedding = embedding
         weights = Weights(
             embedding=embedding.data_ptr(),
             head=self._weight(head),

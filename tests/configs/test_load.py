@@ -67,7 +67,7 @@ def test_whole_numbers_are_taken_for_durations() -> None:
         ("engine: {depth: 2}", r"^engine\.depth: 2; it must be 0 or 1"),
         ("engine: {kv_tokens: 1}", r"^engine\.kv_tokens: 1 is too small; it must be at least 64"),
         ("workers: {count: 0}", r"^workers\.count: 0 is too small"),
-        ("workers: {runner: magic}", r"^workers\.runner: 'magic'; it must be 'torch' or 'toy'"),
+        ("workers: {runner: magic}", r"^workers\.runner: 'magic'; it must be one of auto, cpu, torch, toy"),
         ("model: {dtype: int4}", r"^model\.dtype: 'int4'"),
         ("model: {tool_format: xml}", r"^model\.tool_format: 'xml'; it must be one of auto, off, hermes"),
         ("model: {reasoning: 'yes'}", r"^model\.reasoning: 'yes'; it must be one of auto, off, think"),

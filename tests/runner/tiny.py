@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from actors.messages import SamplingParams
+from actors.runner.cpu.runner import CpuRunner
 from actors.runner.torch.runner import TorchRunner
 from tests.engine.driver import Driver, Told
 
@@ -55,10 +56,25 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-yarn": ("Qwen3", {"head_dim": 24, "rope_parameters": {**_YARN, "beta_fast": 16, "rope_theta": 1000.0}}),
 }
 
+_WIDE = {"hidden_size": 64, "head_dim": 64, "num_attention_heads": 4, "intermediate_size": 112}
+FUSED_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "wide-llama": ("Llama", {**_WIDE, "tie_word_embeddings": True}),
+    "wide-untied": ("Llama", {**_WIDE, "tie_word_embeddings": False}),
+    "wide-biases": ("Llama", {**_WIDE, "attention_bias": True, "mlp_bias": True}),
+    "wide-llama3": ("Llama", {**_WIDE, "rope_parameters": {**_LLAMA3, "rope_theta": 500.0}}),
+    "wide-mistral": ("Mistral", {**_WIDE, "sliding_window": None, "num_attention_heads": 7, "num_key_value_heads": 1}),
+    "wide-qwen2": ("Qwen2", {**_WIDE, "hidden_size": 256, "tie_word_embeddings": True}),
+    "wide-qwen3-yarn": (
+        "Qwen3",
+        {**_WIDE, "head_dim": 128, "rope_parameters": {**_YARN, "beta_fast": 16, "rope_theta": 1000.0}},
+    ),
+}
+"""Sizes that the fused step of `kernels.cpu` computes."""
+
 
 def build(kind: str, seed: int = 0) -> Any:
     """A transformers model in float32 on which every parameter matters: biases and norms are random too."""
-    family, fields = KINDS[kind]
+    family, fields = {**KINDS, **FUSED_KINDS}[kind]
     config = getattr(transformers, f"{family}Config")(**{**_SIZES, **fields})
     torch.manual_seed(seed)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
@@ -83,6 +99,11 @@ def save(kind: str, folder: Path) -> Any:
 def runner(folder: Path, **fields: Any) -> TorchRunner:
     settings: dict[str, Any] = {"dtype": "float32", "kv_tokens": 4096, "page_size": 16}
     return TorchRunner(folder, **{**settings, **fields})
+
+
+def cpu_runner(folder: Path, **fields: Any) -> CpuRunner:
+    settings: dict[str, Any] = {"dtype": "float32", "kv_tokens": 4096, "threads": 2}
+    return CpuRunner(folder, **{**settings, **fields})
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,6 @@ from actors.runner.torch.local_model import LocalModel, StepModel, attention_for
 from actors.runner.torch.pages import TorchPagesRead, TorchPagesWritten, from_bytes
 from actors.runner.torch.ranks import LedModel
 from actors.runner.torch.setup import ModelSetup
-from kernels.attention import AttentionBackend
 
 logger = logging.getLogger("remora.runner")
 
@@ -46,8 +45,12 @@ class TorchRunner:
     Raises ModelUnusable when the model or its KV cache cannot be loaded here, NoBackend for an attention backend that
     cannot serve it. `kv_tokens` is rounded down to whole pages; `max_context` 0 means what the model allows.
     `vocab_bytes` may be shorter than the model's vocabulary (padding rows stand for no text).
-    With `group` it has the first rank's part of the model; `lead` before the first step.
+    With `group` it has the first rank's part of the model; `lead` before the first step. `_how` is what a runner with
+    another forward pass overrides. `remark` is added to the description.
     """
+
+    name = "torch"
+    attention_reasons: dict[str, str]
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class TorchRunner:
         vocab_bytes: tuple[bytes, ...] = (),
         eos_ids: frozenset[int] | None = None,
         group: RankGroup | None = None,
+        remark: str = "",
     ) -> None:
         self._setup = setup = ModelSetup.of(
             folder, dtype=dtype, device=device, page_size=page_size, kv_tokens=kv_tokens, attention=attention
@@ -70,13 +74,13 @@ class TorchRunner:
         card = setup.card
         if max_context > card.max_context:
             raise ModelUnusable(f"a context of {max_context} tokens is asked for; the model has {card.max_context}")
-        backend, self.attention_reasons = attention_for(setup, group or ALONE)
+        how, load = self._how(setup, group, threads)
         ends = frozenset(t for t in (card.eos_ids if eos_ids is None else eos_ids) if 0 <= t < card.vocab_size)
         vocab_bytes = _padded(vocab_bytes, card.vocab_size)
         matchers = matchers_for(vocab_bytes, ends)
         self._matchers = matchers if isinstance(matchers, Matchers) else None
         self._info = RunnerInfo(
-            name="torch",
+            name=self.name,
             vocab_size=card.vocab_size,
             page_size=setup.page_size,
             num_pages=setup.num_pages,
@@ -84,8 +88,7 @@ class TorchRunner:
             eos_ids=ends,
             vocab_bytes=vocab_bytes,
             no_grammars=matchers if isinstance(matchers, str) else "",
-            description=f"torch {str(setup.dtype).removeprefix('torch.')} on {setup.device}, "
-            f"attention {backend.name}, {threads} threads" + (f", {group.size} ranks" if group else ""),
+            description=how + (f" ({remark})" if remark else ""),
             page_bytes=setup.page_bytes,
         )
         self._last: dict[int, int] = {}
@@ -93,7 +96,7 @@ class TorchRunner:
         # omp_set_num_threads speaks for the calling thread only: it has to be said on the thread that computes.
         self._thread = ThreadPoolExecutor(1, "remora-compute", initializer=partial(torch.set_num_threads, threads))
         try:
-            self._model: StepModel | None = self._thread.submit(self._load, backend).result()
+            self._model: StepModel | None = self._thread.submit(load).result()
             self._info = replace(self._info, kv_format=setup.kv_format(), weights=setup.weights())
         except BaseException:
             self._thread.shutdown()
@@ -134,12 +137,16 @@ class TorchRunner:
         self._model = None
         self._last = {}
 
-    # -- on the compute thread -------------------------------------------------------------------------------------
+    def _how(self, setup: ModelSetup, group: RankGroup | None, threads: int) -> tuple[str, Callable[[], StepModel]]:
+        """What computes, in words, and what loads it, on the compute thread. Raises as the constructor does."""
+        backend, self.attention_reasons = attention_for(setup, group or ALONE)
+        dtype = str(setup.dtype).removeprefix("torch.")
+        words = f"torch {dtype} on {setup.device}, attention {backend.name}, {threads} threads"
+        if group is None:
+            return words, lambda: LocalModel(setup, backend)
+        return f"{words}, {group.size} ranks", lambda: LedModel(setup, LocalModel(setup, backend, group), group)
 
-    def _load(self, attention: AttentionBackend) -> StepModel:
-        if self._group is None:
-            return LocalModel(self._setup, attention)
-        return LedModel(self._setup, LocalModel(self._setup, attention, self._group), self._group)
+    # -- on the compute thread -------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def _read(self, pages: tuple[int, ...]) -> Tensor:

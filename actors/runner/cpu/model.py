@@ -1,0 +1,58 @@
+"""A model that the fused operator computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from actors.model.weights import Weights
+from actors.runner.cpu.load import load_decoder, shape_of
+from actors.runner.torch.inputs import StepInputs
+from actors.runner.torch.setup import ModelSetup
+from kernels.cpu.library import Library, load
+
+
+class FusedModel:
+    """Implements `StepModel`. K and V lie in the operator's own order; pages leave in the exchange layout."""
+
+    def __init__(self, setup: ModelSetup, library: Library, threads: int) -> None:
+        """Loads the weights. Raises ModelUnusable."""
+        with Weights(setup.folder, setup.dtype) as weights:
+            self.decoder = load_decoder(setup, weights, library, threads)
+        self._num_pages = setup.num_pages
+
+    @property
+    def kv(self) -> Tensor:
+        return self.decoder.kv
+
+    def step(self, inputs: StepInputs) -> Tensor:
+        batch = inputs.batch
+        return self.decoder.step(inputs.tokens, batch.q_lens, batch.kv_lens, batch.page_table, inputs.wanted)
+
+    def read(self, pages: Sequence[int]) -> Tensor:
+        return self.decoder.read(self._checked(pages)).flatten()
+
+    def write(self, pages: Sequence[int], values: Tensor) -> None:
+        shape = self.decoder.shape
+        page = (shape.layers, 2, shape.page_size, shape.kv_heads, shape.head_dim)
+        self.decoder.write(self._checked(pages), values.view(len(pages), *page))
+
+    def close(self) -> None:
+        self.decoder.close()
+
+    def _checked(self, pages: Sequence[int]) -> Sequence[int]:
+        for page in pages:
+            if not 0 <= page < self._num_pages:
+                raise IndexError(f"there is no page {page}")
+        return pages
+
+
+def fused_library(setup: ModelSetup) -> Library | str:
+    """The build of the operator that computes this model here, or why there is none."""
+    if setup.device.type != "cpu":
+        return f"it computes on CPUs, not on {setup.device.type}"
+    if setup.dtype not in (torch.bfloat16, torch.float32):
+        return f"it does not compute in {str(setup.dtype).removeprefix('torch.')}"
+    return shape_of(setup).unsupported() or load(str(setup.dtype).removeprefix("torch."))

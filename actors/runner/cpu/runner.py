@@ -1,0 +1,44 @@
+"""The cpu runner: plans in, sampled tokens out, a step being one call of a fused operator in C++."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from actors.model.errors import ModelUnusable
+from actors.runner.cpu.model import FusedModel, fused_library
+from actors.runner.torch.group import RankGroup
+from actors.runner.torch.local_model import StepModel
+from actors.runner.torch.runner import TorchRunner
+from actors.runner.torch.setup import ModelSetup
+
+
+class CpuRunner(TorchRunner):
+    """Implements `ModelRunner`: the torch runner, with another forward pass. Its pages and those of the torch runner
+    can take each other's place. Raises ModelUnusable also where the operator cannot compute the model; `why_not` says
+    so before.
+    """
+
+    name = "cpu"
+
+    def _how(self, setup: ModelSetup, group: RankGroup | None, threads: int) -> tuple[str, Callable[[], StepModel]]:
+        library = fused_library(setup)
+        if isinstance(library, str):
+            raise ModelUnusable(f"the cpu runner cannot serve this model here: {library}")
+        if group is not None:
+            raise ModelUnusable("the cpu runner computes a whole model, not a rank's part of it")
+        self.attention_reasons = {}
+        description = f"fused {library.variant.dtype} step on cpu ({library.variant.name}), {threads} threads"
+        return description, partial(FusedModel, setup, library, threads)
+
+
+def why_not(
+    folder: str | os.PathLike[str], *, dtype: str, device: str, page_size: int, kv_tokens: int, attention: str
+) -> str:
+    """Why the cpu runner cannot serve this model here; empty if it can. Raises ModelUnusable for what no runner can."""
+    if attention != "auto":
+        return f"the attention backend {attention} is asked for"
+    setup = ModelSetup.of(folder, dtype=dtype, device=device, page_size=page_size, kv_tokens=kv_tokens)
+    library = fused_library(setup)
+    return library if isinstance(library, str) else ""
