@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actors.engine.clocks import Clock
+from actors.engine.context import Context
 from actors.engine.core import Core
 from actors.engine.endings import Endings
 from actors.engine.entry import Entry
@@ -14,7 +15,7 @@ from actors.engine.scoring import unscorable
 from actors.engine.sessions import Session, SessionState
 from actors.engine.settings import bounded
 from actors.engine.sizes import fit
-from actors.engine.turns import Place, Turn, assemble, find_place
+from actors.engine.turns import Place, Turn, assemble, find_place, go_on
 from actors.messages import CANNOT_RESUME, OnBusy, Reason, Submit, TokenIds, TurnOf
 
 
@@ -49,7 +50,7 @@ class Door:
             return
         self._start_clocks(request, now)
         if submit.turn is None:
-            self._entry.enter(request, list(submit.input_ids), None, now)
+            self._entry.enter(request, Context(list(submit.input_ids)), None, now)
         else:
             self._to_session(request, submit.turn, now)
 
@@ -246,15 +247,15 @@ class Door:
         if isinstance(restored, Verdict):
             self._endings.refuse(request, restored, now)
             return
-        place, keep, input_ids, prompt = restored
+        place, keep, input_ids = restored
         lease = self._core.sessions.grant(session, request, now)
         request.turn = Turn(session, lease.turn, place.parent, keep, input_ids, place.dropped)
-        self._entry.enter(request, prompt, session.capacity_tokens, now)
+        self._entry.enter(request, go_on(place, keep, input_ids), session.capacity_tokens, now)
 
     def _restored(
         self, request: Request, turn: TurnOf, session: Session, place: Place | Verdict
-    ) -> tuple[Place, int, TokenIds, list[int]] | Verdict:
-        """(place, keep, input ids, prompt) of a turn, or why it cannot run, be the lease free or not."""
+    ) -> tuple[Place, int, TokenIds] | Verdict:
+        """(place, keep, input ids) of a turn, or why it cannot run, be the lease free or not."""
         if isinstance(place, Verdict):
             return place
         if turn.create and len(session.history) and not turn.whole:
@@ -264,14 +265,14 @@ class Door:
             )
             return Verdict.abort(Reason.SESSION_EXISTS, text, param="session.create")
         keep, input_ids = assemble(place, request.submit, self._core.settings.bos_id)
-        prompt = place.base[:keep] + list(input_ids)
-        size = fit(len(prompt), request.sampling.max_tokens, session.capacity_tokens, self._core.settings)
-        refusal = size if isinstance(size, Verdict) else unscorable(len(prompt), request.sampling)
+        prompt_len = keep + len(input_ids)
+        size = fit(prompt_len, request.sampling.max_tokens, session.capacity_tokens, self._core.settings)
+        refusal = size if isinstance(size, Verdict) else unscorable(prompt_len, request.sampling)
         if refusal is not None:
-            request.prompt_len = len(prompt)
-            request.tokens = prompt
+            request.tokens = [*place.base[:keep], *input_ids]
+            request.prompt_len = prompt_len
             return refusal
-        return place, keep, input_ids, prompt
+        return place, keep, input_ids
 
 
 def _taken(submit: Submit, first: Submit) -> Verdict:

@@ -64,7 +64,7 @@ class Endings:
         elif result.full is not None:
             self._finish(request, over_its_cap(result.full), request.stage, now)
         else:
-            session.history.commit(request.turn.record(request, request.verdict), list(request.tokens))
+            session.history.commit(request.turn.record(request, request.verdict), request.context)
             if self._core.kv.has_table(request.uid) and session.state is not SessionState.CLOSED:
                 self._core.kv.keep(request.uid, session.uid, min(request.computed, len(request.tokens)))
                 session.slot_rid = request.submit.rid

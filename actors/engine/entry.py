@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from actors.engine import scoring
+from actors.engine.context import Context
 from actors.engine.core import Core
 from actors.engine.effects import CompileGrammar, GrammarReady
 from actors.engine.endings import Endings
 from actors.engine.following import heard, prompt_digest
-from actors.engine.kv.keys import PrefixKeys, namespace_root
+from actors.engine.kv.keys import namespace_root
 from actors.engine.request import Request, RequestState, Verdict
 from actors.engine.sizes import fit
 from actors.engine.stop_strings import StopStrings
@@ -20,11 +21,11 @@ class Entry:
         self._core = core
         self._endings = endings
 
-    def enter(self, request: Request, prompt: list[int], capacity: int | None, now: float) -> None:
-        """`prompt`: the whole of it; the request keeps the list. `capacity`: its session's limit, if any."""
+    def enter(self, request: Request, context: Context, capacity: int | None, now: float) -> None:
+        """`context`: its prompt; the request goes on in it. `capacity`: its session's limit, if any."""
         settings, submit = self._core.settings, request.submit
-        request.tokens = prompt
-        request.prompt_len = len(prompt)
+        prompt = context.tokens
+        request.context, request.tokens, request.prompt_len = context, prompt, len(prompt)
         size = fit(len(prompt), submit.sampling.max_tokens, capacity, settings)
         refusal = size if isinstance(size, Verdict) else scoring.unscorable(len(prompt), submit.sampling)
         if refusal is not None:
@@ -34,7 +35,7 @@ class Entry:
         request.max_tokens = size
         scoring.begin(self._core, request)
         root = namespace_root(submit.tenant, submit.cache_salt, shared=settings.share_prefix_across_tenants)
-        request.keys = PrefixKeys(root, request.tokens, settings.page_size)
+        request.keys = context.keys_under(root, settings.page_size)
         if submit.sampling.stop:
             request.stops = StopStrings(submit.sampling.stop)
         over = size == 0 and request.scored == len(prompt)

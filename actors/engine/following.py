@@ -7,10 +7,9 @@ it for all.
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from dataclasses import replace
 
+from actors.engine.context import digest_of
 from actors.engine.core import Core
 from actors.engine.endings import tell_end, terminal
 from actors.engine.request import Follower, Request, Verdict
@@ -93,8 +92,4 @@ def goes_on(submit: Submit, tokens: list[int], prompt_len: int) -> bool:
 
 def prompt_digest(request: Request) -> bytes:
     """Says from which tokens a turn's output is made. Empty for requests without a session: theirs cannot change."""
-    return digest_of(request.tokens[: request.prompt_len]) if request.turn else b""
-
-
-def digest_of(prompt: list[int]) -> bytes:
-    return hashlib.blake2b(array("i", prompt).tobytes(), digest_size=8).digest()
+    return request.context.digest(request.prompt_len) if request.turn else b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from actors.engine.context import Context
 from actors.records import TurnRecord
 
 
@@ -21,7 +22,7 @@ class History:
         """`head`: rid of the turn to go on from; None for the last one. Raises BrokenHistory."""
         self._turns: dict[str, TurnRecord] = {}
         self._head: str | None = None
-        self._head_context: list[int] = []
+        self._head_context = Context([])
         self.last_number = 0
         for turn in turns:
             self._add(turn)
@@ -31,7 +32,7 @@ class History:
         if orphan is not None:
             raise BrokenHistory(f"turn {orphan.rid!r} continues from {orphan.parent!r}, which is not there")
         self._head = head or next(reversed(self._turns), None)
-        self._head_context = self._rebuild(self._head)
+        self._head_context = Context(self._rebuild(self._head))
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -47,7 +48,7 @@ class History:
     @property
     def num_tokens(self) -> int:
         """Length of the head's context."""
-        return len(self._head_context)
+        return self._head_context.length
 
     def turn(self, rid: str) -> TurnRecord:
         return self._turns[rid]
@@ -60,7 +61,19 @@ class History:
         """ctx(turn): prompt and output, raw ids, stop token included. Empty for None. A fresh list."""
         if rid is None:
             return []
-        return list(self._head_context) if rid == self.head else self._rebuild(rid)
+        head = self._head_context
+        return head.tokens[: head.length] if rid == self.head else self._rebuild(rid)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the head's context, and what is known of it, is what its turns add up to, for the invariant
+        checker."""
+        return self._head_context.holds(self._rebuild(self._head))
+
+    def lend(self) -> Context:
+        """The head's own context, for a turn to go on in: of the turn that holds the lease, and of nobody else."""
+        self._head_context.cut()
+        return self._head_context
 
     def descendants(self, rid: str) -> tuple[str, ...]:
         """All turns that continue from `rid`, directly or not, in order of commit (parents come before children)."""
@@ -73,8 +86,9 @@ class History:
     def all_rids(self) -> tuple[str, ...]:
         return tuple(self._turns)
 
-    def commit(self, turn: TurnRecord, context: list[int]) -> None:
-        """Add a turn that the store has. `context` is its ctx; the history keeps the list."""
+    def commit(self, turn: TurnRecord, context: Context) -> None:
+        """Add a turn that the store has. `context` is its ctx; the history keeps it."""
+        context.settle()
         self._add(turn)
         self._head = turn.rid
         self._head_context = context
@@ -83,7 +97,7 @@ class History:
         """Make `rid` the head and forget its descendants, as the store has done."""
         for name in self.descendants(rid):
             del self._turns[name]
-        self._head_context = self.context(rid)
+        self._head_context = Context(self.context(rid))
         self._head = rid
         self.last_number = max(turn.number for turn in self._turns.values())  # As if it had been read anew.
 

@@ -30,7 +30,7 @@ def _ensure(holds: bool, sentence: str) -> None:
 def _check_pages(engine: Engine) -> None:
     kv = engine.core.kv
     pool = kv.pool
-    by_request = Counter(page for table in kv.tables().values() for page in table.pages)
+    by_request = Counter(page for table in kv.tables().values() for page in table.own)
     slots = kv.slots.all()
     by_session = Counter(page for slot in slots.values() for page in slot.pages)
     by_session.update(page for session in kv.transfers for page in kv.transfers.pages(session))
@@ -55,6 +55,9 @@ def _check_pages(engine: Engine) -> None:
     _ensure(counts.adds_up, f"pages do not add up: {counts}")
     for uid, table in kv.tables().items():
         _ensure(len(table.pages) == len(set(table.pages)), f"table of {uid} names a page twice")
+        lender = slots.get(table.slot) if table.slot is not None else None
+        lent = lender.pages[: table.borrowed] if lender else []
+        _ensure(table.pages[: table.borrowed] == lent, f"table of {uid} borrows what its slot does not hold")
     for session, slot in slots.items():
         _ensure(len(slot.pages) == kv.pages_for(slot.length), f"slot of {session}: pages and length disagree")
         borrowers = sum(table.slot == session for table in kv.tables().values())
@@ -114,6 +117,7 @@ def _check_sessions(engine: Engine) -> None:
             _ensure(session.lease is None, f"{who} is {session.state.value} and leased")
         if session.state is SessionState.IDLE:
             _ensure(not session.queue, f"{who} is idle with turns queued")
+        _ensure(session.history.agrees, f"{who}: its head's context is not what its turns add up to")
         length = core.kv.slot_length(session.uid)
         if length:
             _ensure(session.slot_rid in session.history, f"{who}: its slot holds a turn that is not history")

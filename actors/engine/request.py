@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from actors.engine.context import Context
 from actors.engine.kv.keys import PrefixKeys
 from actors.messages import Outcome, PromptScore, Reason, SamplingParams, Stage, Submit, TokenLogprobs
 
@@ -120,6 +121,8 @@ class Request:
     arrived_at: float
     state: RequestState = RequestState.ARRIVED
     tokens: list[int] = field(default_factory=list)
+    context: Context = field(default_factory=lambda: Context([]))
+    """Of which `tokens` is the list, once it has a prompt."""
     prompt_len: int = 0
     max_tokens: int = 0
     computed: int = 0

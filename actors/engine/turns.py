@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from actors.engine.context import Context
 from actors.engine.matching import followed
 from actors.engine.request import Request, Verdict
 from actors.engine.sessions import Session
@@ -49,13 +50,15 @@ class Turn:
 class Place:
     """Where in the history a turn starts. `base`: restored tokens, the first `keep_at_most` of them the parent's.
 
-    `aborts`: the running turn has to end first (rule S3, `replace`)."""
+    `aborts`: the running turn has to end first (rule S3, `replace`).
+    `lent`: the session's own context, if `base` is that as it stands: to be read until the turn has the lease."""
 
     base: list[int]
     parent: str | None
     keep_at_most: int
     dropped: tuple[str, ...] = ()
     aborts: bool = False
+    lent: Context | None = None
 
 
 def find_place(
@@ -65,12 +68,12 @@ def find_place(
     tokens stand for, to meet a whole conversation with the history."""
     history = session.history
     if turn.whole:
-        return _meet(turn, session, vocab_bytes)
+        return _meet(turn, session, running, vocab_bytes)
     if session.mode is SessionMode.STREAMING:
         wrong = _refused_by_streaming(turn)
         if wrong:
             return Verdict.abort(Reason.INVALID, f"streaming sessions do not support {wrong}", param=f"session.{wrong}")
-        return Place(history.context(history.head), history.head, history.num_tokens)
+        return _behind(session, history.head, running)
     parent = history.head if turn.from_head else turn.parent
     if parent is None:
         dropped = history.all_rids() if turn.replace else ()
@@ -79,6 +82,8 @@ def find_place(
         return _replace_running(turn, history.context, running)
     if parent not in history:
         return Verdict.abort(Reason.PARENT_UNKNOWN, f"the session has no turn {parent!r}", param="session.parent")
+    if parent == history.head and not (turn.drop_previous_output or turn.offset or turn.replace):
+        return _behind(session, parent, running)
     base = history.context(parent)
     whole = len(base)
     if turn.drop_previous_output:
@@ -87,14 +92,24 @@ def find_place(
     return Place(_cut(base, turn.offset), parent, whole, dropped, aborts=_hits_running(running, parent, dropped, turn))
 
 
-def _meet(turn: TurnOf, session: Session, vocab_bytes: Sequence[bytes]) -> Place | Verdict:
+def _meet(turn: TurnOf, session: Session, running: Request | None, vocab_bytes: Sequence[bytes]) -> Place | Verdict:
     """Where a whole conversation goes on."""
     history, parent = session.history, followed(turn, session.history, vocab_bytes)
     if session.mode is SessionMode.STREAMING and parent != history.head:
         text = "these messages do not go on from the session's history, and a streaming session has no branches"
         return Verdict.abort(Reason.INVALID, text, param="messages")
-    base = history.context(parent)
-    return Place(base, parent, len(base))
+    return _behind(session, parent, running)
+
+
+def _behind(session: Session, parent: str | None, running: Request | None) -> Place:
+    """Right behind a turn. Who has the lease goes on in the session's own context, and whoever comes meanwhile gets a
+    copy."""
+    history = session.history
+    if parent is None or parent != history.head or running is not None:
+        base = history.context(parent)
+        return Place(base, parent, len(base))
+    lent = history.lend()
+    return Place(lent.tokens, parent, lent.length, lent=lent)
 
 
 def assemble(place: Place, submit: Submit, bos_id: int | None) -> tuple[int, TokenIds]:
@@ -108,6 +123,14 @@ def assemble(place: Place, submit: Submit, bos_id: int | None) -> tuple[int, Tok
         appended = _missing_close(place.base, submit.close_ids) + appended
     keep = min(place.keep_at_most, len(place.base))
     return keep, tuple(place.base[keep:] + appended)
+
+
+def go_on(place: Place, keep: int, input_ids: TokenIds) -> Context:
+    """What a turn that has got the lease is computed in: its prompt so far."""
+    if place.lent is None or keep < place.lent.length:
+        return Context([*place.base[:keep], *input_ids])
+    place.lent.tokens.extend(input_ids)
+    return place.lent
 
 
 def _refused_by_streaming(turn: TurnOf) -> str | None:

@@ -1,6 +1,6 @@
 """`python -m tests.bench`: measure a running server, or with --in-process the engine and runner alone.
 
-`python -m tests.bench engine`: what a step costs the engine.
+`python -m tests.bench engine`: what a step costs the engine; `turns`: what a turn costs, as sessions grow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from configs import load
-from tests.bench import engine_step
+from tests.bench import engine_step, turn_cost
 from tests.bench.client import connect
 from tests.bench.figures import BenchError, Figures, Summary, summarise
 from tests.bench.in_process import IN_PROCESS_NAMES, InProcess
@@ -26,7 +26,7 @@ from tests.bench.texts import calibrate
 from tests.bench.workloads import NAMES, Bench, Shapes, workloads
 
 RESULTS = Path("bench-results")
-PARTS: dict[str, Callable[[list[str]], int]] = {"engine": engine_step.main}
+PARTS: dict[str, Callable[[list[str]], int]] = {"engine": engine_step.main, "turns": turn_cost.main}
 """What can be measured by itself, by the first argument."""
 Measured = tuple[dict[str, str], dict[str, dict[str, Summary]]]
 """(what was measured, results by workload and figure)"""

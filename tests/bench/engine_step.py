@@ -97,7 +97,7 @@ class Bench:
             self._plan()
             plans.append(1e6 * (time.thread_time() - at))
             oldest = self._launched.popleft()
-            result = _made_up(oldest)
+            result = made_up(oldest)
             at = time.thread_time()
             self.engine.commit(oldest, result, self.now)
             commits.append(1e6 * (time.thread_time() - at))
@@ -151,12 +151,12 @@ class Bench:
         plan = self.engine.plan(self.now)
         if plan is None:
             raise RuntimeError("there is work, and nothing to plan")
-        for output in self.engine.commit(plan, _made_up(plan), self.now):
+        for output in self.engine.commit(plan, made_up(plan), self.now):
             if isinstance(output, StoreTurn):
                 self.engine.handle(TurnStored(session=output.session, uid=output.uid), self.now)
 
 
-def _made_up(plan: StepPlan) -> StepResult:
+def made_up(plan: StepPlan) -> StepResult:
     return StepResult(sampled={item.uid: 7 for item in plan.items if item.samples})
 
 

@@ -17,23 +17,12 @@ valid, since that page may be another's too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from actors.engine.kv.keys import PrefixKeys, tokens_in_common
 from actors.engine.kv.pages import PageCounts, PagePool
 from actors.engine.kv.slots import Slot, Slots
+from actors.engine.kv.tables import PageTable, end_loans
 from actors.engine.kv.transfers import Transfers
-
-
-@dataclass(slots=True)
-class PageTable:
-    """A request's pages, the first `published` of which are full and valid, and named by `keys`. `slot`: the session
-    whose slot it borrows from."""
-
-    keys: PrefixKeys
-    pages: list[int]
-    published: int
-    slot: int | None = None
 
 
 class KVCache:
@@ -116,13 +105,13 @@ class KVCache:
         if slot is not None and borrows and not self._would_rewrite(slot, limit):
             pages, covered = list(slot.pages), min(slot.length, limit)
         else:
-            pages = pages + found
-            covered = len(pages) * self.page_size
-        self.pool.hold_for_request(pages)
-        borrowed = session if slot is not None and slot.length else None
-        self._tables[uid] = PageTable(keys=keys, pages=pages, published=covered // self.page_size, slot=borrowed)
-        if borrowed is not None:
-            self.slots.borrow(borrowed)
+            covered = (len(pages) + len(found)) * self.page_size
+        self.pool.hold_for_request(found)
+        table = PageTable(keys=keys, pages=pages + found, published=covered // self.page_size)
+        if slot is not None and session is not None and slot.length:
+            table.slot, table.borrowed = session, len(pages)
+            self.slots.borrow(session)
+        self._tables[uid] = table
         return covered
 
     def grow(self, uid: int, num_tokens: int) -> bool:
@@ -172,6 +161,7 @@ class KVCache:
         full = length // self.page_size
         tail = tuple(table.keys.tokens[full * self.page_size : length])
         pages = table.pages[: self.pages_for(length)]
+        end_loans(self._tables.values(), self.pool, session, pages)
         self.slots.put(session, Slot(pages, table.keys.first(full), length, table.keys.root, tail))
         if table.slot is None:
             table.slot = session
@@ -180,7 +170,7 @@ class KVCache:
     def release(self, uid: int) -> int:
         """Take a request's table away: exactly what it held comes back. Returns the number of pages it named."""
         table = self._tables.pop(uid)
-        self.pool.drop_by_request(reversed(table.pages))
+        self.pool.drop_by_request(reversed(table.own))
         if table.slot is not None:
             self.slots.give_back(table.slot)
         return len(table.pages)
@@ -191,6 +181,7 @@ class KVCache:
         """Forget a session's KV. Returns the number of pages the slot named."""
         if self.slots.get(session) is None:
             return 0
+        end_loans(self._tables.values(), self.pool, session, [])
         for table in self._tables.values():
             if table.slot == session:
                 table.slot = None
@@ -219,6 +210,7 @@ class KVCache:
             return common
         full = common // self.page_size
         if full:
+            end_loans(self._tables.values(), self.pool, session, slot.pages[:full])
             self.slots.cut(session, full, self.page_size)
         else:
             self.drop_slot(session)
@@ -258,6 +250,7 @@ class KVCache:
         if self._prefix_cache:
             for page, key in zip(pages, keys, strict=True):
                 self.pool.publish(page, key)
+        end_loans(self._tables.values(), self.pool, session, pages)
         self.slots.put(session, Slot(pages, keys, len(keys) * self.page_size, root, copied=True))
 
     # -- inside ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 class PrefixKeys:
     """Keys of the full pages of a growing list of tokens, each computed once.
 
-    `tokens` is read when a key is wanted for the first time, and may have grown by then; it must never change below.
+    `tokens` is read when a key is wanted for the first time, and may have grown by then; it must never change below,
+    unless `cut` is told.
     """
 
     __slots__ = ("_keys", "_page_size", "root", "tokens")
@@ -35,6 +36,15 @@ class PrefixKeys:
         if num_pages:
             self[num_pages - 1]
         return self._keys[:num_pages]
+
+    def true_of(self, tokens: Sequence[int]) -> bool:
+        """Whether what is known by now of the pages of these tokens is what computing it anew gives."""
+        known = min(len(self._keys), len(tokens) // self._page_size)
+        return PrefixKeys(self.root, tokens, self._page_size).first(known) == self._keys[:known]
+
+    def cut(self, num_tokens: int) -> None:
+        """Only the first `num_tokens` tokens stay as they are: forget the keys of what is behind them."""
+        del self._keys[num_tokens // self._page_size :]
 
     def in_common(self, others: Sequence[bytes], at_most: int) -> int:
         """How many of the first `at_most` pages have these keys. A key stands for all before it: few are compared."""

@@ -87,19 +87,23 @@ class PagePool:
             self._page_by_key[key] = page
 
     def hold_for_request(self, pages: Iterable[int]) -> None:
+        by_request, by_session = self._by_request, self._by_session
         for page in pages:
-            if self._by_request[page] == 0 and self._by_session[page] == 0:
+            if by_request[page] == 0 and by_session[page] == 0:
                 self._wake(page)
                 self._request_owned += 1
-            self._by_request[page] += 1
+            by_request[page] += 1
 
     def drop_by_request(self, pages: Iterable[int]) -> None:
         """Give back one request's hold. Pass the deepest page first, so that it is evicted first."""
+        by_request, by_session = self._by_request, self._by_session
         for page in pages:
-            self._by_request[page] -= 1
-            if self._by_request[page] < 0:
+            left = by_request[page] = by_request[page] - 1
+            if left > 0:
+                continue
+            if left < 0:
                 raise AssertionError(f"page {page} given back twice")
-            if self._by_request[page] == 0 and self._by_session[page] == 0:
+            if by_session[page] == 0:
                 self._request_owned -= 1
                 self._rest(page)
 
