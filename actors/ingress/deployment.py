@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 
 from actors.ingress.app import build_app
 from actors.ingress.core import Ingress
+from actors.ingress.edge_limits import NamedOutside
 from actors.ingress.load_text import load_text_model
 from actors.ports import PoolPort
 from configs import RemoraConfig
@@ -41,4 +42,6 @@ class IngressDeployment:
         self._ingress = Ingress(pool_port_factory(pool_handle), load_text_model(config), config)
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        return build_app(self._ingress)
+        app = build_app(self._ingress)
+        app.add_middleware(NamedOutside)
+        return app

@@ -59,6 +59,23 @@ class AnthropicIds:
         await self._app(scope, receive, named)
 
 
+class NamedOutside:
+    """ASGI middleware, outside all others: whoever carries the request here names it in `x-request-id` on its way in, and
+    in the answer, where it would stand twice."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def unnamed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [header for header in message["headers"] if header[0] != b"x-request-id"]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, unnamed)
+
+
 def head_bytes(scope: Scope) -> int:
     headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
     size = sum(len(name) + len(value) + _PER_HEADER for name, value in headers)

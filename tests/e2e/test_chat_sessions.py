@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -16,10 +17,12 @@ import orjson
 import pytest
 from openai import OpenAI
 
+from tests.e2e.readme import examples
 from tests.e2e.server import Server, running, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(300)]
 
+REPOSITORY = Path(__file__).parents[2]
 MODEL = "SmolLM2-135M-Instruct"
 # float32: in bfloat16 the last bit of a sum depends on the shape of the batch, and a near tie may fall either way.
 CONFIG: dict[str, Any] = {
@@ -186,6 +189,16 @@ def test_killed_owner_costs_the_session_nothing_but_a_prefill(client: OpenAI, se
     wait_until(lambda: sum(row["state"] == "ready" for row in server.workers()) == 2, 120)
 
 
+def test_the_readmes_curl_examples_do_what_it_says(server: Server) -> None:
+    """In their order, with `curl` itself."""
+    if shutil.which("curl") is None:
+        pytest.skip("there is no curl here")
+    found = examples((REPOSITORY / "README.md").read_text(encoding="utf-8"))
+    assert found, "the README has no examples with curl"
+    for example in found:
+        example.run(server.url)
+
+
 def test_sessions_are_listed_closed_and_gone(client: OpenAI, server: Server) -> None:
     """S9, S11, S14."""
     say(client, "Hello.", {"id": "short", "create": True})
@@ -202,16 +215,6 @@ def test_sessions_are_listed_closed_and_gone(client: OpenAI, server: Server) -> 
     assert answer.json()["error"]["reason"] == "session_unknown"
 
 
-def test_stopping_leaves_nothing(tmp_path: Path) -> None:
-    """SIGINT: exit status 0, no process, no Ray session, no shared-memory file of ours."""
-    before = shared_memory()
-    server = Server(tmp_path, {"workers": {"count": 1, "runner": "toy"}})
-    pids = [row["pid"] for row in server.workers()]
-    assert server.stop(signal.SIGINT) == 0
-    wait_until(lambda: not any(alive(pid) for pid in pids), 20)
-    assert shared_memory() <= before
-
-
 def test_taken_port_is_said_in_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -226,10 +229,6 @@ def test_missing_model_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="no such model") as caught:
         Server(tmp_path, {}, MODEL="nowhere-to-be-found")
     assert "Traceback" not in str(caught.value)
-
-
-def shared_memory() -> set[str]:
-    return {entry.name for entry in Path("/dev/shm").iterdir()}
 
 
 def alive(pid: int) -> bool:

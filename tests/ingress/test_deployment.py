@@ -84,8 +84,11 @@ def test_a_session_over_serve(url: str) -> None:
         assert first.status_code == second.status_code == 200
         assert second.json()["usage"]["prompt_tokens"] > first.json()["usage"]["prompt_tokens"] + 5
         assert client.get("/v1/sessions/a%20b%2F%C3%BC").json()["turns"] == 2
-        refused = client.post("/v1/chat/completions", content=b"{")
+        refused = client.post("/v1/chat/completions", content=b"{", headers={"x-request-id": "mine"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_json")
+        assert refused.json()["error"]["request_id"] == refused.headers["x-request-id"] == "mine"
+        own = client.post("/v1/chat/completions", content=b"{")
+        assert own.headers["x-request-id"] == own.json()["error"]["request_id"]
 
 
 def test_a_stream_over_serve_ends_with_its_marker(url: str) -> None:

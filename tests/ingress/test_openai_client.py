@@ -15,9 +15,12 @@ import openai
 import pytest
 import uvicorn
 
+from actors.ingress.toy_text import TOY_VOCAB_BYTES, toy_text
+from actors.runner.script import ScriptRunner
 from actors.runner.toy import toy_continuation
 from tests.ingress.asgi import eventually
 from tests.ingress.local import Cluster, cluster
+from tests.ingress.web import serving
 
 
 @dataclass
@@ -194,3 +197,35 @@ def test_many_at_once_do_not_mix(server: Server) -> None:
         return [answer.choices[0].message.content for answer in await asyncio.gather(*calls)]
 
     assert asyncio.run(ask_all()) == [expected(f"user: q{n}\nassistant: ", 16) for n in range(24)]
+
+
+def test_reasoning_and_text_and_calls_of_one_reply(tmp_path: Path) -> None:
+    """`reasoning_content` beside `content`, whole and streamed; parallel calls in their order."""
+    call = '<tool_call>{"name": "Weather", "arguments": {"unit": "celsius", "days": %d}}</tool_call>'
+    reply = f"<think>\nTwo days…\n</think>\n\nI look.\n{call % 1}\n{call % 2}"
+
+    schema = {"type": "object", "properties": {"unit": {"type": "string"}, "days": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "Weather", "parameters": schema}}
+
+    def runner() -> ScriptRunner:
+        return ScriptRunner(list(reply.encode()), vocab_bytes=TOY_VOCAB_BYTES, eos_id=257)
+
+    with serving(tmp_path, runner=runner, text=toy_text(reasoning="think")) as web:
+        client = openai.OpenAI(base_url=f"{web.url}/v1", api_key="none", max_retries=0)
+        common: dict[str, Any] = {"model": "toy", "messages": messages("hi"), "max_tokens": 400, "tools": [tool]}
+        answer = client.chat.completions.create(**common).choices[0]
+        assert answer.message.model_extra == {"reasoning_content": "Two days…"}
+        assert answer.message.content == "I look."
+        told = [json.loads(one.function.arguments)["days"] for one in answer.message.tool_calls or ()]
+        assert told == [1, 2]
+        reasoning, text, arguments, order = "", "", {0: "", 1: ""}, []
+        for chunk in client.chat.completions.create(stream=True, **common):
+            delta = chunk.choices[0].delta
+            reasoning += (delta.model_extra or {}).get("reasoning_content") or ""
+            text += delta.content or ""
+            for piece in delta.tool_calls or ():
+                arguments[piece.index] += (piece.function and piece.function.arguments) or ""
+                order.append(piece.index)
+        assert (reasoning, text) == ("Two days…", "I look.")
+        assert order == sorted(order)
+        assert [json.loads(one)["days"] for one in arguments.values()] == [1, 2]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -12,42 +10,27 @@ import httpx2
 import pytest
 from pydantic import BaseModel
 
-from actors.runner.toy import toy_continuation
-from configs import EngineConfig
-from tests.ingress.keyed import ACME, keys
-from tests.ingress.web import Web, serving
-
-PATIENT = EngineConfig(check_invariants=True, grammar_timeout_s=60.0)
-"""Beside other tests, a process that compiles may get little of the machine."""
+from tests.e2e.clients.place import Place, expected
+from tests.ingress.keyed import ACME
 
 
-@pytest.fixture
-def web(tmp_path: Path) -> Iterator[Web]:
-    with serving(tmp_path, workers=2, step_s=0.001, auth=keys(), engine=PATIENT) as made:
-        yield made
-
-
-def client(web: Web, **options: Any) -> anthropic.Anthropic:
-    return anthropic.Anthropic(**{"base_url": web.url, "api_key": ACME, "max_retries": 0, **options})
+def client(place: Place, **options: Any) -> anthropic.Anthropic:
+    return anthropic.Anthropic(**{"base_url": place.url, "api_key": ACME, "max_retries": 0, **options})
 
 
 def user(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
-def expected(prompt: str, count: int) -> str:
-    return bytes(toy_continuation(list(prompt.encode()), count)).decode()
-
-
-def test_a_message_and_a_stream_of_it(web: Web) -> None:
+def test_a_message_and_a_stream_of_it(place: Place) -> None:
     """I2, E5: the text is the toy's own, the usage is right, and the streaming helper gathers the same message."""
-    made = client(web)
+    made = client(place)
     ask: Any = {"model": "toy", "max_tokens": 12, "messages": user("hi"), "extra_body": {"temperature": 0}}
     want = expected("system: Be brief.\nuser: hi\nassistant: ", 12)
     message = made.messages.create(system="Be brief.", **ask)
     assert [block.text for block in message.content if block.type == "text"] == [want]
     assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 12)
-    assert message._request_id.startswith("req-")  # type: ignore[union-attr]
+    assert message._request_id
     counted = made.messages.count_tokens(model="toy", system="Be brief.", messages=user("hi"))
     assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
     with made.messages.stream(system=[{"type": "text", "text": "Be brief."}], **ask) as stream:
@@ -60,9 +43,9 @@ def test_a_message_and_a_stream_of_it(web: Web) -> None:
     assert (events[0], events[-1]) == ("message_start", "message_stop")
 
 
-def test_a_conversation_with_a_stop_and_a_retry(web: Web) -> None:
+def test_a_conversation_with_a_stop_and_a_retry(place: Place) -> None:
     """P4, E1: the client sends everything each time, and its prefix is cached; a retry is told the same."""
-    made = client(web)
+    made = client(place)
     history = user("Once upon a time")
     for _ in range(3):
         reply = made.messages.create(model="toy", max_tokens=40, messages=history, extra_body={"temperature": 0})
@@ -77,18 +60,17 @@ def test_a_conversation_with_a_stop_and_a_retry(web: Web) -> None:
     assert first.content == second.content
 
 
-def test_closing_a_stream_ends_the_request(web: Web) -> None:
+def test_closing_a_stream_ends_the_request(place: Place) -> None:
     """A6: and the next one has the worker for itself."""
-    made = client(web)
+    made = client(place)
     with made.messages.stream(model="toy", max_tokens=7000, messages=user("long")) as stream:
         next(iter(stream.text_stream))
-    web.wait_until(lambda: web.at.ingress.metrics.open_requests == 0)
-    web.wait_until(lambda: all(web.at.pages(name)["request_owned"] == 0 for name in ("w1", "w2")))
+    place.wait_until_quiet()
 
 
-def test_an_aborted_message_says_so(web: Web) -> None:
+def test_an_aborted_message_says_so(place: Place) -> None:
     """A1, E3: what there is of it, with a stop reason that nobody takes for the end."""
-    made = client(web)
+    made = client(place)
     aborts: Any = {"cast_to": httpx2.Response, "body": {"rid": "long"}}
     with made.messages.stream(model="toy", max_tokens=7000, messages=user("x"), extra_body={"rid": "long"}) as stream:
         next(iter(stream.text_stream))
@@ -98,9 +80,9 @@ def test_an_aborted_message_says_so(web: Web) -> None:
     assert final.usage.output_tokens > 0
 
 
-def test_errors_are_the_clients_own_kinds(web: Web) -> None:
+def test_errors_are_the_clients_own_kinds(place: Place) -> None:
     """E3, E4, S13."""
-    made = client(web)
+    made = client(place)
 
     def ask(made: anthropic.Anthropic = made, **fields: Any) -> Any:
         return made.messages.create(**{"model": "toy", "max_tokens": 4, "messages": user("x"), **fields})
@@ -113,7 +95,7 @@ def test_errors_are_the_clients_own_kinds(web: Web) -> None:
         ask(messages=[{"role": "user", "content": [image]}])
     assert wrong.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
     with pytest.raises(anthropic.AuthenticationError):
-        ask(client(web, api_key="rmk-nobody"))
+        ask(client(place, api_key="rmk-nobody"))
     with pytest.raises(anthropic.APIStatusError) as late:
         ask(max_tokens=7000, extra_body={"running_timeout_s": 0.3, "ignore_eos": True})
     assert (late.value.status_code, late.value.body["error"]["reason"]) == (503, "running_timeout")  # type: ignore[index]
@@ -123,15 +105,15 @@ def test_errors_are_the_clients_own_kinds(web: Web) -> None:
             stream.until_done()
 
 
-def test_a_token_in_authorization_is_a_key_too(web: Web) -> None:
+def test_a_token_in_authorization_is_a_key_too(place: Place) -> None:
     """S13: the client's `auth_token`."""
-    made = anthropic.Anthropic(base_url=web.url, auth_token=ACME, max_retries=0)
+    made = anthropic.Anthropic(base_url=place.url, auth_token=ACME, max_retries=0)
     assert made.messages.create(model="toy", max_tokens=2, messages=user("x")).usage.output_tokens == 2
 
 
-def test_sessions_and_names_are_extra_fields(web: Web) -> None:
+def test_sessions_and_names_are_extra_fields(place: Place) -> None:
     """P5, S14, T2."""
-    made = client(web)
+    made = client(place)
 
     def turn(text: str, **session: Any) -> Any:
         extra = {"session": {"id": "chat/1", **session}, "temperature": 0}
@@ -144,9 +126,9 @@ def test_sessions_and_names_are_extra_fields(web: Web) -> None:
     assert two.model_extra["session"]["turn"] == 2
 
 
-def test_a_tool_is_called_and_its_result_told(web: Web) -> None:
+def test_a_tool_is_called_and_its_result_told(place: Place) -> None:
     """G01, I2: the agent's loop: the model must call, whole and streamed alike; then it reads what the tool said."""
-    made = client(web)
+    made = client(place)
     schema = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
     tool: Any = {"name": "weather", "input_schema": {**schema, "additionalProperties": False}, "strict": True}
     ask: Any = {"model": "toy", "max_tokens": 200, "tools": [tool], "messages": user("How is it?")}
@@ -165,26 +147,26 @@ def test_a_tool_is_called_and_its_result_told(web: Web) -> None:
     assert told.usage.output_tokens == 8
 
 
-def test_structured_output(web: Web) -> None:
+def test_structured_output(place: Place) -> None:
     """G01: the client's own `.parse`."""
 
     class Count(BaseModel):
         count: int
 
-    parsed = client(web).messages.parse(model="toy", max_tokens=200, messages=user("x"), output_format=Count)
+    parsed = client(place).messages.parse(model="toy", max_tokens=200, messages=user("x"), output_format=Count)
     assert isinstance(parsed.parsed_output, Count)
 
 
-def test_models_are_listed(web: Web) -> None:
-    made = client(web)
+def test_models_are_listed(place: Place) -> None:
+    made = client(place)
     (model,) = made.models.list()
     assert (model.id, model.type, model.display_name) == ("toy", "model", "toy")
     assert made.models.retrieve("toy").created_at == model.created_at
 
 
-def test_many_at_once_do_not_mix(web: Web) -> None:
+def test_many_at_once_do_not_mix(place: Place) -> None:
     async def ask_all() -> list[str]:
-        async with anthropic.AsyncAnthropic(base_url=web.url, api_key=ACME, max_retries=0) as made:
+        async with anthropic.AsyncAnthropic(base_url=place.url, api_key=ACME, max_retries=0) as made:
 
             async def ask(number: int) -> str:
                 fields: Any = {"model": "toy", "max_tokens": 16, "messages": user(f"q{number}")}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import instructor
@@ -12,8 +10,8 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from configs import EngineConfig
-from tests.ingress.web import Web, serving
+from tests.e2e.clients.place import Place
+from tests.ingress.keyed import ACME
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Its own warnings are its own business.
 BRACE = {str(ord("}")): 100}
@@ -38,14 +36,8 @@ class Note(BaseModel):
     text: str | None = None
 
 
-@pytest.fixture
-def web(tmp_path: Path) -> Iterator[Web]:
-    with serving(tmp_path, engine=EngineConfig(check_invariants=True, grammar_timeout_s=60.0)) as made:
-        yield made
-
-
-def extract(web: Web, mode: instructor.Mode, kind: Any, **options: Any) -> Any:
-    plain = openai.OpenAI(base_url=f"{web.url}/v1", api_key="none", max_retries=0)
+def extract(place: Place, mode: instructor.Mode, kind: Any, **options: Any) -> Any:
+    plain = openai.OpenAI(base_url=f"{place.url}/v1", api_key=ACME, max_retries=0)
     client = instructor.from_openai(plain, mode=mode)
     return client.chat.completions.create(
         model="toy",
@@ -59,16 +51,16 @@ def extract(web: Web, mode: instructor.Mode, kind: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", [instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA])
-def test_a_typed_extraction(web: Web, mode: instructor.Mode) -> None:
+def test_a_typed_extraction(place: Place, mode: instructor.Mode) -> None:
     """A tool that has to be called, and a schema that the answer has: each is enforced."""
-    item = extract(web, mode, Item)
+    item = extract(place, mode, Item)
     assert isinstance(item, Item)
     assert item.colour in Colour
     assert 0 <= item.count <= 99
 
 
-def test_json_without_a_schema(web: Web) -> None:
+def test_json_without_a_schema(place: Place) -> None:
     """JSON mode: any object; its type is the client's matter."""
-    note = extract(web, instructor.Mode.JSON, Note, logit_bias=BRACE)
+    note = extract(place, instructor.Mode.JSON, Note, logit_bias=BRACE)
     assert isinstance(note, Note)
     assert note.text is None

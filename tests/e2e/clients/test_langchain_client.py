@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +10,8 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field, SecretStr
 
-from configs import EngineConfig
-from tests.ingress.web import Web, serving
+from tests.e2e.clients.place import Place
+from tests.ingress.keyed import ACME
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Its own warnings are its own business.
 
@@ -40,20 +38,14 @@ class Person(BaseModel):
     awake: bool
 
 
-@pytest.fixture
-def web(tmp_path: Path) -> Iterator[Web]:
-    with serving(tmp_path, engine=EngineConfig(check_invariants=True, grammar_timeout_s=60.0)) as made:
-        yield made
-
-
-def chat(web: Web, **options: Any) -> ChatOpenAI:
+def chat(place: Place, **options: Any) -> ChatOpenAI:
     settings: dict[str, Any] = {"model": "toy", "max_tokens": 400, "max_retries": 0, "seed": 3, **options}
-    return ChatOpenAI(base_url=f"{web.url}/v1", api_key=SecretStr("none"), **settings)
+    return ChatOpenAI(base_url=f"{place.url}/v1", api_key=SecretStr(ACME), **settings)
 
 
-def test_an_agents_two_steps(web: Web) -> None:
+def test_an_agents_two_steps(place: Place) -> None:
     """The model calls, the tools answer, the model goes on: with each call's id in its result."""
-    model = chat(web)
+    model = chat(place)
     messages: list[Any] = [SystemMessage("Be brief."), HumanMessage("What is 6 times 7?")]
     asked = model.bind_tools(list(TOOLS.values()), tool_choice="required").invoke(messages)
     assert isinstance(asked, AIMessage)
@@ -74,8 +66,8 @@ def test_an_agents_two_steps(web: Web) -> None:
     assert final.usage_metadata["output_tokens"] == 8
 
 
-def test_streamed_calls_are_put_together(web: Web) -> None:
-    model = chat(web).bind_tools([multiply], tool_choice="multiply")
+def test_streamed_calls_are_put_together(place: Place) -> None:
+    model = chat(place).bind_tools([multiply], tool_choice="multiply")
     whole: Any = None
     for chunk in model.stream("What is 6 times 7?"):
         whole = chunk if whole is None else whole + chunk
@@ -85,7 +77,7 @@ def test_streamed_calls_are_put_together(web: Web) -> None:
 
 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
-def test_answers_have_a_type(web: Web, method: Any) -> None:
+def test_answers_have_a_type(place: Place, method: Any) -> None:
     """Both ways that LangChain knows: a tool that has to be called, once; and a schema of the answer."""
-    made = chat(web).with_structured_output(Person, method=method).invoke("Who is there?")
+    made = chat(place).with_structured_output(Person, method=method).invoke("Who is there?")
     assert isinstance(made, Person)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from pydantic import BaseModel
 
-from actors.runner.toy import toy_continuation
-from configs import EngineConfig
-from tests.ingress.web import Web, serving
+from tests.e2e.clients.place import Place, expected
+from tests.ingress.keyed import ACME
 
 BRACE = {str(ord("}")): 100}
 """Makes a model that writes at random end its objects."""
@@ -30,27 +27,16 @@ class Thing(BaseModel):
     colour: Colour
 
 
-@pytest.fixture
-def web(tmp_path: Path) -> Iterator[Web]:
-    engine = EngineConfig(check_invariants=True, grammar_timeout_s=60.0)
-    with serving(tmp_path, workers=2, step_s=0.002, engine=engine) as made:
-        yield made
-
-
-def client(web: Web, **options: Any) -> openai.OpenAI:
-    return openai.OpenAI(**{"base_url": f"{web.url}/v1", "api_key": "none", "max_retries": 0, **options})
-
-
-def expected(prompt: str, count: int) -> str:
-    return bytes(toy_continuation(list(prompt.encode()), count)).decode()
+def client(place: Place, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(**{"base_url": f"{place.url}/v1", "api_key": ACME, "max_retries": 0, **options})
 
 
 ASK: dict[str, Any] = {"model": "toy", "temperature": 0, "max_output_tokens": 12}
 
 
-def test_a_conversation_of_responses(web: Web) -> None:
+def test_a_conversation_of_responses(place: Place) -> None:
     """P5, K1, E5: asked, gone on from, branched, listed, deleted."""
-    made = client(web)
+    made = client(place)
     first = made.responses.create(input="one", instructions="Be brief.", metadata={"a": "b"}, **ASK)
     begun = "system: Be brief.\nuser: one\nassistant: "
     assert first.output_text == expected(begun, 12)
@@ -72,9 +58,9 @@ def test_a_conversation_of_responses(web: Web) -> None:
     assert gone.value.code == "previous_response_not_found"
 
 
-def test_a_stream_is_gathered_to_the_response(web: Web) -> None:
+def test_a_stream_is_gathered_to_the_response(place: Place) -> None:
     """I2: by the client's own helper, event by event."""
-    made = client(web)
+    made = client(place)
     ask: Any = {**ASK, "input": [{"role": "user", "content": "hi"}]}
     with made.responses.stream(**ask) as stream:
         events = list(stream)
@@ -90,9 +76,9 @@ def test_a_stream_is_gathered_to_the_response(web: Web) -> None:
     assert [event.sequence_number for event in raw] == list(range(len(raw)))
 
 
-def test_structured_output(web: Web) -> None:
+def test_structured_output(place: Place) -> None:
     """G01: `.parse` and the streaming helper with a type."""
-    made = client(web)
+    made = client(place)
     ask: Any = {"model": "toy", "max_output_tokens": 100, "input": "hi", "extra_body": {"seed": 3}}
     parsed = made.responses.parse(text_format=Thing, **ask)
     assert parsed.status == "completed"
@@ -106,9 +92,9 @@ def test_structured_output(web: Web) -> None:
     assert (wrong.value.code, wrong.value.param) == ("grammar_invalid", "text.format")
 
 
-def test_a_tool_is_called_and_answered(web: Web) -> None:
+def test_a_tool_is_called_and_answered(place: Place) -> None:
     """An agent's two steps, statefully: only the result is sent."""
-    made = client(web)
+    made = client(place)
     tools: Any = [openai.pydantic_function_tool(Thing, name="paint")["function"]]
     tools = [{"type": "function", **tool} for tool in tools]
     ask: Any = {**ASK, "max_output_tokens": 200, "tools": tools}
@@ -125,9 +111,9 @@ def test_a_tool_is_called_and_answered(web: Web) -> None:
     assert second.usage.input_tokens > first.usage.total_tokens
 
 
-def test_in_the_background(web: Web) -> None:
+def test_in_the_background(place: Place) -> None:
     """A1, A4: polled, followed from where a stream was left, cancelled."""
-    made = client(web)
+    made = client(place)
     long: Any = {**ASK, "max_output_tokens": 300, "input": "hi", "background": True}
     queued = made.responses.create(**long)
     assert queued.status == "queued"
@@ -155,21 +141,21 @@ def test_in_the_background(web: Web) -> None:
     running = made.responses.create(**{**long, "max_output_tokens": 5000})
     cancelled = made.responses.cancel(running.id)
     assert cancelled.status == "cancelled"
-    web.wait_until(lambda: all(web.at.pages(worker)["request_owned"] == 0 for worker in ("w1", "w2")))
+    place.wait_until_quiet()
 
 
-def test_closing_a_stream_ends_its_response(web: Web) -> None:
+def test_closing_a_stream_ends_its_response(place: Place) -> None:
     """A1, A6: one that was not asked for in the background."""
-    made = client(web)
+    made = client(place)
     stream = made.responses.create(stream=True, **{**ASK, "max_output_tokens": 5000, "input": "hi"})
     next(iter(stream))
     stream.close()
-    web.wait_until(lambda: all(web.at.pages(worker)["request_owned"] == 0 for worker in ("w1", "w2")))
+    place.wait_until_quiet()
 
 
-def test_errors_are_the_clients_own_kinds(web: Web) -> None:
+def test_errors_are_the_clients_own_kinds(place: Place) -> None:
     """E3, E4: with a status before the first token, from within the stream after it."""
-    made = client(web)
+    made = client(place)
     with pytest.raises(openai.NotFoundError) as unknown:
         made.responses.retrieve("resp_nope")
     assert unknown.value.code == "response_not_found"
@@ -186,9 +172,9 @@ def test_errors_are_the_clients_own_kinds(web: Web) -> None:
     assert late.value.body["reason"] == "running_timeout"
 
 
-def test_conversations(web: Web) -> None:
+def test_conversations(place: Place) -> None:
     """P5: made, gone on with, listed, changed, deleted."""
-    made = client(web)
+    made = client(place)
     start: Any = [{"type": "message", "role": "user", "content": "zero"}]
     conversation = made.conversations.create(items=start, metadata={"a": "b"})
     first = made.responses.create(input="one", conversation=conversation.id, **ASK)
@@ -210,11 +196,11 @@ def test_conversations(web: Web) -> None:
         made.conversations.retrieve(conversation.id)
 
 
-def test_many_at_once_by_the_async_client(web: Web) -> None:
+def test_many_at_once_by_the_async_client(place: Place) -> None:
     """Chains of their own do not mix."""
 
     async def ask_all() -> list[tuple[str, str]]:
-        async with openai.AsyncOpenAI(base_url=f"{web.url}/v1", api_key="none") as made:
+        async with openai.AsyncOpenAI(base_url=f"{place.url}/v1", api_key=ACME) as made:
 
             async def two(number: int) -> tuple[str, str]:
                 first = await made.responses.create(input=f"q{number}", **ASK)

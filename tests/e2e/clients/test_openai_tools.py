@@ -1,26 +1,20 @@
-"""Tools, structured output and reasoning through the real `openai` client, against a real HTTP server.
+"""Tools and structured output through the real `openai` client, against a real HTTP server.
 
-The model writes at random and is held by grammars; where it has to say something, it says what a script has.
+The model writes at random and is held by grammars.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from actors.ingress.toy_text import TOY_VOCAB_BYTES, toy_text
-from actors.runner.script import ScriptRunner
-from configs import EngineConfig
-from tests.ingress.web import Web, serving
-
-ENGINE = EngineConfig(check_invariants=True, grammar_timeout_s=60.0)
+from tests.e2e.clients.place import Place
+from tests.ingress.keyed import ACME
 
 
 class Unit(str, Enum):
@@ -44,23 +38,17 @@ class Plan(BaseModel):
     steps: list[Step] = Field(min_length=1, max_length=2)
 
 
-@pytest.fixture
-def web(tmp_path: Path) -> Iterator[Web]:
-    with serving(tmp_path, engine=ENGINE) as made:
-        yield made
-
-
-def client_of(web: Web) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{web.url}/v1", api_key="none", max_retries=0)
+def client_of(place: Place) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{place.url}/v1", api_key=ACME, max_retries=0)
 
 
 def user(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
-def test_two_steps_with_a_tool_that_has_to_be_called(web: Web) -> None:
+def test_two_steps_with_a_tool_that_has_to_be_called(place: Place) -> None:
     """tool_choice required, then the result, then text; and the same in a session with the result alone (S1)."""
-    client = client_of(web)
+    client = client_of(place)
     tool = openai.pydantic_function_tool(Weather)
     common: dict[str, Any] = {"model": "toy", "tools": [tool], "max_tokens": 300}
     first = client.chat.completions.create(messages=user("hi"), tool_choice="required", seed=1, **common)
@@ -87,9 +75,36 @@ def test_two_steps_with_a_tool_that_has_to_be_called(web: Web) -> None:
     assert two.usage.prompt_tokens_details.cached_tokens in (one.usage.total_tokens, one.usage.total_tokens - 1)
 
 
-def test_tools_and_answers_are_parsed_into_types(web: Web) -> None:
+def test_an_agent_that_sends_everything_in_a_session(place: Place) -> None:
+    """S1, K1: the message goes back as the client has it, and is met with its own tokens; once edited it is not."""
+    client = client_of(place)
+    session = {"session": {"id": "everything", "create": True, "messages": "all"}}
+    tool = openai.pydantic_function_tool(Weather)
+    ask: dict[str, Any] = {"model": "toy", "tools": [tool], "max_tokens": 300, "seed": 1, "extra_body": session}
+    messages: list[Any] = user("hi")
+    totals, cached = [], []
+    for _ in range(3):
+        answer = client.chat.completions.create(messages=messages, tool_choice="required", **ask)
+        message = answer.choices[0].message
+        assert message.tool_calls
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        totals.append(answer.usage.total_tokens)
+        cached.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in message.tool_calls]
+        messages = [*messages, message.model_dump(), *results]
+    assert all(kept >= total - 1 for kept, total in zip(cached[1:], totals, strict=False))
+    made = messages[-1 - len(results)]["tool_calls"][0]["function"]
+    made["arguments"] = json.dumps({"unit": "celsius", "days": 1, "edited": True})
+    other = client.chat.completions.create(messages=messages, tool_choice="none", **{**ask, "max_tokens": 8})
+    assert other.usage is not None
+    assert other.usage.prompt_tokens_details is not None
+    assert (other.usage.prompt_tokens_details.cached_tokens or 0) < totals[-1] - 1
+
+
+def test_tools_and_answers_are_parsed_into_types(place: Place) -> None:
     """`.parse`: a strict tool, and a response_format."""
-    client = client_of(web)
+    client = client_of(place)
     called = client.chat.completions.parse(
         model="toy",
         messages=user("hi"),
@@ -107,8 +122,8 @@ def test_tools_and_answers_are_parsed_into_types(web: Web) -> None:
     assert isinstance(answered.choices[0].message.parsed, Plan)
 
 
-def test_a_streamed_call_is_put_together_by_the_client(web: Web) -> None:
-    client = client_of(web)
+def test_a_streamed_call_is_put_together_by_the_client(place: Place) -> None:
+    client = client_of(place)
     with client.chat.completions.stream(
         model="toy",
         messages=user("hi"),
@@ -131,39 +146,8 @@ def test_a_streamed_call_is_put_together_by_the_client(web: Web) -> None:
     assert json.loads(call.function.arguments) == json.loads(done[0].arguments)
 
 
-def test_reasoning_and_text_and_calls_of_one_reply(tmp_path: Path) -> None:
-    """`reasoning_content` beside `content`, whole and streamed; parallel calls in their order."""
-    call = '<tool_call>{"name": "Weather", "arguments": {"unit": "celsius", "days": %d}}</tool_call>'
-    reply = f"<think>\nTwo days…\n</think>\n\nI look.\n{call % 1}\n{call % 2}"
-
-    def runner() -> ScriptRunner:
-        return ScriptRunner(list(reply.encode()), vocab_bytes=TOY_VOCAB_BYTES, eos_id=257)
-
-    with serving(tmp_path, runner=runner, text=toy_text(reasoning="think")) as web:
-        client = client_of(web)
-        common: dict[str, Any] = {"model": "toy", "messages": user("hi"), "max_tokens": 400}
-        common["tools"] = [openai.pydantic_function_tool(Weather)]
-        common["tools"][0]["function"]["strict"] = False
-        answer = client.chat.completions.create(**common).choices[0]
-        assert answer.message.model_extra == {"reasoning_content": "Two days…"}
-        assert answer.message.content == "I look."
-        told = [json.loads(one.function.arguments)["days"] for one in answer.message.tool_calls or ()]
-        assert told == [1, 2]
-        reasoning, text, arguments, order = "", "", {0: "", 1: ""}, []
-        for chunk in client.chat.completions.create(stream=True, **common):
-            delta = chunk.choices[0].delta
-            reasoning += (delta.model_extra or {}).get("reasoning_content") or ""
-            text += delta.content or ""
-            for piece in delta.tool_calls or ():
-                arguments[piece.index] += (piece.function and piece.function.arguments) or ""
-                order.append(piece.index)
-        assert (reasoning, text) == ("Two days…", "I look.")
-        assert order == sorted(order)
-        assert [json.loads(one)["days"] for one in arguments.values()] == [1, 2]
-
-
-def test_wrong_tools_are_the_clients_bad_requests(web: Web) -> None:
-    client = client_of(web)
+def test_wrong_tools_are_the_clients_bad_requests(place: Place) -> None:
+    client = client_of(place)
     with pytest.raises(openai.BadRequestError) as wrong:
         client.chat.completions.create(
             model="toy", messages=user("hi"), tools=[{"type": "function", "function": {"name": "no good"}}]

@@ -7,32 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from actors.runner.toy import toy_continuation
-from tests.ingress.keyed import OPS, keys
-from tests.ingress.web import Web, serving
+from tests.e2e.clients.place import Place, expected
+from tests.ingress.keyed import OPS
 
 
 @pytest.fixture
-def web(tmp_path: Path) -> Iterator[Web]:
-    with serving(tmp_path, workers=2, step_s=0.001, auth=keys()) as made:
-        yield made
-
-
-@pytest.fixture
-def http(web: Web) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=web.url, headers={"authorization": f"Bearer {OPS}"}, timeout=30.0) as client:
+def http(place: Place) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=place.url, headers={"authorization": f"Bearer {OPS}"}, timeout=30.0) as client:
         yield client
-
-
-def expected(prompt: str | list[int], count: int) -> str:
-    ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
-    return bytes(toy_continuation(ids, count)).decode()
 
 
 def lines_of(http: httpx.Client, body: dict[str, Any]) -> list[Any]:
@@ -119,10 +106,10 @@ def test_the_front_ends_endpoint(http: httpx.Client) -> None:
     assert (prefill["text"], prefill["meta_info"]["finish_reason"]) == ("", {"type": "length", "length": 0})
 
 
-def test_the_gateway(http: httpx.Client, web: Web) -> None:
+def test_the_gateway(http: httpx.Client, place: Place) -> None:
     """Probes without a key, discovery, forwarding with its own headers, and an abort by name."""
-    assert httpx.get(f"{web.url}/health").status_code == 200
-    assert httpx.get(f"{web.url}/server_info").status_code == 401
+    assert httpx.get(f"{place.url}/health").status_code == 200
+    assert httpx.get(f"{place.url}/server_info").status_code == 401
     assert http.get("/health_generate").status_code == 200
     info = http.get("/server_info").json()
     assert (info["served_model_name"], info["dp_size"]) == ("toy", 2)
