@@ -60,8 +60,8 @@ class AnthropicIds:
 
 
 class NamedOutside:
-    """ASGI middleware, outside all others: whoever carries the request here names it in `x-request-id` on its way in, and
-    in the answer, where it would stand twice."""
+    """ASGI middleware, outside all others: whoever carries the request here names it in `x-request-id`, and does so in
+    the answer, too, where the name would stand twice."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

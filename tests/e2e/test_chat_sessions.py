@@ -229,11 +229,3 @@ def test_missing_model_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="no such model") as caught:
         Server(tmp_path, {}, MODEL="nowhere-to-be-found")
     assert "Traceback" not in str(caught.value)
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
