@@ -264,6 +264,8 @@ class Door:
                 "leave out `create` to go on with it, or close it first"
             )
             return Verdict.abort(Reason.SESSION_EXISTS, text, param="session.create")
+        if turn.behind is not None and turn.behind != (session.history.head or ""):
+            return Verdict.abort(Reason.SESSION_BUSY, "the session has gone on since its history was looked at")
         keep, input_ids = assemble(place, request.submit, self._core.settings.bos_id)
         prompt_len = keep + len(input_ids)
         size = fit(prompt_len, request.sampling.max_tokens, session.capacity_tokens, self._core.settings)

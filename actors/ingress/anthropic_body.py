@@ -16,6 +16,7 @@ from actors.ingress.structured import schema_grammar
 from actors.ingress.text import TextModel
 from actors.ingress.validate import Fields, check_text
 from actors.messages import Grammar
+from actors.model.chat_template import Ends
 from configs.schema import RemoraConfig
 
 _NOT_HERE = (
@@ -74,7 +75,13 @@ def read_prompt(fields: Fields, text: TextModel) -> ChatPrompt:
             raise Invalid(name, f"`{name}` is not supported.", code="unsupported_value")
     messages = read_conversation(fields.raw("system"), fields.raw("messages"))
     tools, demand = read_tools(fields, text.replies)
-    return ChatPrompt(messages, tools, _thinking(fields), demand=demand)
+    thinking = _thinking(fields)
+    if messages[-1]["role"] != "assistant":
+        return ChatPrompt(messages, tools, thinking, demand=demand)
+    if any(thinking.values()):
+        message = "`thinking` comes before the reply; with it, the last of the `messages` cannot be the assistant's."
+        raise Invalid("thinking", message)
+    return ChatPrompt(messages, tools, thinking, demand=demand, ends=Ends.CONTINUED)
 
 
 def _thinking(fields: Fields) -> dict[str, Any]:

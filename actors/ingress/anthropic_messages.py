@@ -38,9 +38,16 @@ def read_conversation(system: Any, messages: Any) -> list[dict[str, Any]]:
         _read_message(message, f"messages[{index}]", chat)
     told = chat.messages
     if told[-1]["role"] == "assistant":
-        at = f"messages[{len(messages) - 1}].role"
-        raise Invalid(at, f"`{at}` is 'assistant' at the end: to go on with its text (prefill) is not supported.")
+        _check_prefill(told[-1], f"messages[{len(messages) - 1}].content")
     return told
+
+
+def _check_prefill(message: dict[str, Any], path: str) -> None:
+    """A last message of the assistant's is the beginning of its reply. Raises Invalid."""
+    if message.get("tool_calls"):
+        raise Invalid(path, f"`{path}` ends with calls of tools, whose results are missing: tool_result blocks.")
+    if message["content"] != message["content"].rstrip():
+        raise Invalid(path, f"`{path}` is the beginning of the reply, and may not end with white space.")
 
 
 @dataclass(slots=True)

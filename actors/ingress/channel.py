@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from actors.messages import Abort, Finished, Reason, TokenIds, TokenLogprobs, Tokens
+from actors.messages import Abort, Finished, PromptScore, Reason, TokenIds, TokenLogprobs, Tokens
 from actors.ports import PoolPort, WorkerGone, WorkerPort
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ class Batch:
     end: Finished | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the last of `ids`, where they were asked for."""
+    scores: tuple[PromptScore, ...] = ()
+    """Of the prompt, where they were asked for: all of them, with the first ids or the end."""
 
 
 class Line:
@@ -44,6 +46,7 @@ class Line:
         """Told how many ids wait each time some are added, while a send is blocked (rule A8)."""
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._scores: list[PromptScore] = []
         self._end: Finished | None = None
         self._lost: str | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -89,13 +92,17 @@ class Line:
         logprobs, self._logprobs = tuple(self._logprobs), []
         if self._lost is not None and not ids:
             raise WorkerGone(self._lost)
-        return Batch(ids, self._end, logprobs)
+        if not ids and self._end is None:
+            return Batch()
+        scores, self._scores = tuple(self._scores), []
+        return Batch(ids, self._end, logprobs, scores)
 
     def _push_tokens(self, event: Tokens) -> bool:
         if event.index > self.received:
             self.lose("tokens are missing")
             return False
         self.prompt = event.prompt or self.prompt
+        self._scores.extend(event.prompt_scores)
         fresh = event.ids[self.received - event.index :]
         self.received += len(fresh)
         self._ids.extend(fresh)
@@ -103,7 +110,7 @@ class Line:
             self._logprobs.extend(event.logprobs[-len(fresh) :])
         if self.on_backlog is not None:
             self.on_backlog(len(self._ids))
-        if self._wants_tokens:
+        if self._wants_tokens and self._ids:
             self._wake()
         return True
 

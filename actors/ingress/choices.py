@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from actors.ingress.attribution import Tell, TracedReader
 from actors.ingress.channel import Batch
 from actors.ingress.errors import ApiError, from_finished, is_answer
 from actors.ingress.replying import call_id
 from actors.ingress.running import Running
 from actors.ingress.text import Decoder
-from actors.messages import Finished, TokenLogprobs
+from actors.messages import Finished, PromptScore, TokenLogprobs
 from actors.replies.parts import CallBegins, Part, PartReader, PlainReader, TextPart
+from actors.replies.reasoning import ReasoningReader
 
 
 class Choice:
@@ -21,8 +23,16 @@ class Choice:
     for whoever tells a client about it."""
 
     def __init__(
-        self, index: int, running: Running, decoder: Decoder, reader: PartReader | None = None, *, prompt: int = 0
+        self,
+        index: int,
+        running: Running,
+        decoder: Decoder,
+        reader: PartReader | None = None,
+        *,
+        prompt: int = 0,
+        tell: Tell | None = None,
     ) -> None:
+        """`tell`: what its parts carry of their tokens' log probabilities."""
         self.index = index
         self.prompt = prompt
         self.running = running
@@ -34,26 +44,43 @@ class Choice:
         """Of its tokens, with their ids, where they were asked for."""
         self.fresh_logprobs: list[tuple[int, TokenLogprobs]] = []
         """Those of the batch that was read last."""
+        self.scores: list[PromptScore] = []
+        """Of its prompt, where they were asked for."""
         self.opened = False
         self._decoder = decoder
         self._reader = reader or PlainReader()
+        traced = tell is not None or isinstance(self._reader, ReasoningReader)
+        self._traced = TracedReader(decoder, self._reader, tell) if traced else None
 
     def read(self, batch: Batch) -> list[Part]:
         """What a batch adds to the reply."""
         known = batch.ids[len(batch.ids) - len(batch.logprobs) :]
         self.fresh_logprobs = list(zip(known, batch.logprobs, strict=True))
         self.logprobs += self.fresh_logprobs
+        self.scores += batch.scores
         self.ids += batch.ids
-        text = self._decoder.push(batch.ids) if batch.ids else ""
         if batch.end is not None:
             self.end = batch.end
-            text += self._decoder.finish(batch.end.matched)
-        fresh = self._reader.push(text)
-        if batch.end is not None:
-            fresh += self._reader.finish()
+        fresh = self._read(batch) if self._traced is None else self._trace(batch, self._traced)
         fresh = [self._named(part) if isinstance(part, CallBegins) else part for part in fresh]
         self.parts += fresh
         return fresh
+
+    def _read(self, batch: Batch) -> list[Part]:
+        text = self._decoder.push(batch.ids) if batch.ids else ""
+        if batch.end is not None:
+            text += self._decoder.finish(batch.end.matched)
+        fresh = self._reader.push(text)
+        return fresh if batch.end is None else fresh + self._reader.finish()
+
+    def _trace(self, batch: Batch, traced: TracedReader) -> list[Part]:
+        fresh = traced.push(batch.ids, batch.logprobs)
+        return fresh if batch.end is None else fresh + traced.finish(batch.end.matched)
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """How many of its tokens are told as reasoning; None: it is of no model that reasons."""
+        return self._traced.reasoning_tokens if isinstance(self._reader, ReasoningReader) and self._traced else None
 
     def _named(self, part: CallBegins) -> CallBegins:
         return replace(part, call_id=call_id(self.running.call.submit, part.number))

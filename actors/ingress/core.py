@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from actors import process
+from actors.engine.scoring import MAX_NUMBERS, numbers_told
 from actors.ingress.errors import ApiError, Invalid
 from actors.ingress.generation import GenerationRequest
 from actors.ingress.keyring import Caller, KeyRing
 from actors.ingress.limits import Limiter
+from actors.ingress.logprobs import PROMPT_FIELD
 from actors.ingress.metrics import Metrics, RequestMeter
 from actors.ingress.prompts import Continues, Prompt, PromptSource, total_work
 from actors.ingress.replying import held_to
@@ -83,6 +85,7 @@ class Ingress:
                 grammar = held_to(prompt, self.text, submit.input_ids, submit.grammar, request.grammar_field)
             submit = submit if grammar is submit.grammar else replace(submit, grammar=grammar)
             calls.append(Call(submit, request.session, affinity, prompt_of.turn_refused, resume))
+        _check_scores(calls, request.renamed.get(PROMPT_FIELD, PROMPT_FIELD))
         return calls
 
     async def render(self, prompts: Sequence[PromptSource], continues: Continues | None = None) -> list[Prompt]:
@@ -122,6 +125,14 @@ class Ingress:
             "cached_placements": self.router.cached_placements,
             "process": process.figures([asyncio.get_running_loop()]),
         }
+
+
+def _check_scores(calls: Sequence[Call], field: str) -> None:
+    """The log probabilities of all prompts of an answer together. Raises ApiError."""
+    numbers = sum(max(0, numbers_told(len(call.submit.input_ids), call.submit.sampling)) for call in calls)
+    if numbers > MAX_NUMBERS:
+        text = f"{numbers} log probabilities are asked for of these prompts; at most {MAX_NUMBERS} are told at once."
+        raise Invalid(field, text)
 
 
 def _continues(use: SessionUse | None) -> Continues | None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
@@ -19,6 +20,7 @@ from actors.ingress.generation import GenerationRequest
 from actors.ingress.http_io import ClientGone, read_body, request_id_of, send_json, send_whole
 from actors.ingress.keyring import Caller
 from actors.ingress.lifeline import Lifeline
+from actors.ingress.logprobs import entry
 from actors.ingress.metrics import RequestMeter
 from actors.ingress.part_meters import part_meters
 from actors.ingress.replying import reading_of
@@ -145,7 +147,8 @@ class Exchange:
             text, prompt = self._ingress.text, index // request.choices
             reading = reading_of(request.prompts[prompt], text, call.submit.input_ids)
             decoder = decoder_for(text, settings.sampling.stop, replace(settings.decoding, marks=reading.marks))
-            choices.append(Choice(index, running, decoder, reading.reader, prompt=prompt))
+            tell = partial(entry, token_bytes=text.token_bytes) if request.in_parts else None
+            choices.append(Choice(index, running, decoder, reading.reader, prompt=prompt, tell=tell))
         return choices
 
     async def _stream(

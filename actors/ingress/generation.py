@@ -73,6 +73,7 @@ class GenerationRequest:
     `join`: of `on_duplicate`: hear a running request of this name and body, instead of being refused. `resume`: of
     `on_worker_lost`: go on elsewhere when the worker dies (rule T4). `own_seed`: the caller named none.
     `echo`: each reply is to begin with its prompt. `decoding`: how replies are told as text.
+    `in_parts`: log probabilities are told with the text that their tokens became.
     `own`: the settings of each prompt, where they are not all `sampling`, `grammar` and `decoding`. `names`: of the
     prompts, where the caller gave each its own. `renamed`: fields that the client knows by other names than workers."""
 
@@ -99,6 +100,7 @@ class GenerationRequest:
     resume: bool
     echo: bool = False
     decoding: Decoding = USUAL
+    in_parts: bool = False
     own: Sequence[Settings] = ()
     names: Sequence[str] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)

@@ -10,14 +10,16 @@ from typing import Any
 from actors.ingress.errors import Invalid
 from actors.ingress.generation import GenerationRequest
 from actors.ingress.validate import Fields
-from actors.messages import TokenLogprobs
+from actors.messages import PromptScore, TokenLogprobs
 
+PROMPT_FIELD = "logprob_start_len"
+"""What workers complain about."""
 MAX_TOP = 20
 LEAST = -9999.0
 """What is told of a token that cannot come: JSON knows no infinity."""
 
-Told = tuple[int, TokenLogprobs]
-"""A token's id, and its log probabilities."""
+Told = PromptScore
+"""A token's id, and its log probabilities; of a prompt's first token there are none."""
 TokenBytes = Callable[[int], bytes]
 """The bytes of a token as it is spelled, control tokens included."""
 
@@ -33,10 +35,14 @@ def with_chat_logprobs(request: GenerationRequest, fields: Fields) -> Generation
 def with_completion_logprobs(request: GenerationRequest, fields: Fields) -> GenerationRequest:
     """`logprobs` of a completion's body: a number. Raises Invalid naming the field."""
     wanted = fields.integer("logprobs", least=0, most=MAX_TOP)
-    if wanted is not None and fields.flag("echo"):
-        message = "`logprobs` of an echoed prompt are not known; ask for one of the two."
+    request = _with(request, wanted)
+    if wanted is None or not request.echo:
+        return request
+    if request.session is not None:
+        message = "`logprobs` of an echoed prompt are not told in a session: it is a part of the prompt only."
         raise Invalid("logprobs", message, code="unsupported_value")
-    return _with(request, wanted)
+    sampling = replace(request.sampling, prompt_logprobs_from=0)
+    return replace(request, sampling=sampling, renamed={**request.renamed, PROMPT_FIELD: "logprobs"})
 
 
 def _with(request: GenerationRequest, count: int | None) -> GenerationRequest:
@@ -45,25 +51,29 @@ def _with(request: GenerationRequest, count: int | None) -> GenerationRequest:
 
 def chat_logprobs(told: Sequence[Told], token_bytes: TokenBytes) -> dict[str, Any]:
     """The `logprobs` of a chat choice, or of a chunk."""
-    return {
-        "content": [_entry(token_id, probabilities, token_bytes) for token_id, probabilities in told],
-        "refusal": None,
-    }
+    content = [entry(token_id, known, token_bytes) for token_id, known in told if known is not None]
+    return {"content": content, "refusal": None}
 
 
 def completion_logprobs(told: Sequence[Told], token_bytes: TokenBytes, offset: int) -> dict[str, Any]:
-    """The `logprobs` of a completion, or of a chunk of it. `offset`: characters of the text before."""
+    """The `logprobs` of a completion, or of a chunk of it. `offset`: characters of the text before. null for a prompt's
+    first token."""
     texts = [text_of(token_bytes(token_id)) for token_id, _ in told]
     offsets = list(accumulate(map(len, texts), initial=offset))[: len(texts)]
     return {
         "tokens": texts,
-        "token_logprobs": [finite(own) for _, (own, _) in told],
-        "top_logprobs": [{text_of(token_bytes(token)): finite(value) for token, value in top} for _, (_, top) in told],
+        "token_logprobs": [None if known is None else finite(known[0]) for _, known in told],
+        "top_logprobs": [None if known is None else _top(known, token_bytes) for _, known in told],
         "text_offset": offsets,
     }
 
 
-def _entry(token_id: int, probabilities: TokenLogprobs, token_bytes: TokenBytes) -> dict[str, Any]:
+def _top(known: TokenLogprobs, token_bytes: TokenBytes) -> dict[str, float]:
+    return {text_of(token_bytes(token)): finite(value) for token, value in known[1]}
+
+
+def entry(token_id: int, probabilities: TokenLogprobs, token_bytes: TokenBytes) -> dict[str, Any]:
+    """A token of a reply as the OpenAI API tells it."""
     own, top = probabilities
     alternatives = [_one(token, value, token_bytes) for token, value in top]
     return {**_one(token_id, own, token_bytes), "top_logprobs": alternatives}

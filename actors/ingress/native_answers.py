@@ -15,7 +15,7 @@ from actors.ingress.choices import Choice
 from actors.ingress.errors import ApiError, is_answer
 from actors.ingress.logprobs import TokenBytes, Told, finite, text_of
 from actors.ingress.openai_answers import DONE, KEEP_ALIVE, event
-from actors.messages import Finished, Outcome
+from actors.messages import Finished, Outcome, TokenLogprobs
 from actors.replies.parts import Part, TextPart
 
 UNKNOWN_WEIGHTS = "default"
@@ -49,6 +49,8 @@ class NativeVoice:
         self._counted = [0] * len(names)
         """How many ids of each reply need not be told again."""
         self._scores = [Scores(token_bytes) for _ in names]
+        self._prompt_told = [False] * len(names)
+        """Whether a stream has told of the prompt: its first event does, and its last, as of a whole answer."""
 
     def opens(self, choice: Choice) -> bytes:
         self._told[choice.index] = choice
@@ -117,39 +119,64 @@ class NativeVoice:
             "weight_version": choice.running.weights or UNKNOWN_WEIGHTS,
         }
         if self._logprobs:
-            meta |= self._scores[choice.index].of(choice.logprobs)
+            meta |= self._logprobs_of(choice)
         return meta
+
+    def _logprobs_of(self, choice: Choice) -> Json:
+        at = choice.index
+        repeats = self._prompt_told[at] and (self._incremental or choice.end is None)
+        self._prompt_told[at] = True
+        named = len(choice.running.call.submit.sampling.logprob_ids)
+        return {
+            **self._scores[at].of_prompt(() if repeats else choice.scores, named),
+            **self._scores[at].of(choice.logprobs, named),
+        }
 
 
 class Scores:
-    """The log probabilities of one reply, as SGLang lists them: [log probability, token id, text or null]. A stream
-    repeats them in every event; each is written once."""
+    """The log probabilities of one reply and its prompt, as SGLang lists them: [log probability, token id, text or
+    null]. A stream repeats a reply's in every event; each is written once."""
 
     def __init__(self, token_bytes: TokenBytes | None) -> None:
         self._token_bytes = token_bytes
         self._read = 0
         self._own: list[bytes] = []
         self._top: list[bytes] = []
+        self._named: list[bytes] = []
 
-    def of(self, told: Sequence[Told]) -> Json:
-        """`told`: all of the reply's so far."""
-        for token, (own, top) in told[self._read :]:
-            self._own.append(orjson.dumps(self._score(token, own)))
-            self._top.append(orjson.dumps([self._score(token, value) for token, value in top]))
+    def of(self, told: Sequence[Told], named: int = 0) -> Json:
+        """`told`: all of the reply's so far. `named`: how many tokens were asked for by their ids."""
+        for token, known in told[self._read :]:
+            own, top, others = self._one(token, known, named)
+            self._own.append(orjson.dumps(own))
+            self._top.append(orjson.dumps(top))
+            if named:
+                self._named.append(orjson.dumps(others))
         self._read = len(told)
-        return {
-            "input_token_logprobs": [],
-            "output_token_logprobs": _listed(self._own),
-            "input_top_logprobs": [],
-            "output_top_logprobs": _listed(self._top),
-        }
+        lists = {"output_token_logprobs": _listed(self._own), "output_top_logprobs": _listed(self._top)}
+        return {**lists, "output_token_ids_logprobs": _listed(self._named)} if named else lists
+
+    def of_prompt(self, told: Sequence[Told], named: int = 0) -> Json:
+        """`told`: all of the prompt's. Its first token has no log probability."""
+        each = [self._one(token, known, named) for token, known in told]
+        lists = {"input_token_logprobs": [one[0] for one in each], "input_top_logprobs": [one[1] for one in each]}
+        return {**lists, "input_token_ids_logprobs": [one[2] for one in each]} if named else lists
 
     def forget(self) -> None:
         """What was told so far need not be told again."""
-        self._own, self._top = [], []
+        self._own, self._top, self._named = [], [], []
 
-    def _score(self, token: int, value: float) -> list[Any]:
-        return [finite(value), token, None if self._token_bytes is None else text_of(self._token_bytes(token))]
+    def _one(self, token: int, known: TokenLogprobs | None, named: int) -> tuple[Any, Any, Any]:
+        """(its own, the likeliest, those asked for)"""
+        if known is None:
+            return self._score(token, None), None, None
+        own, told = known
+        pairs = [self._score(other, value) for other, value in told]
+        return self._score(token, own), pairs[: len(pairs) - named], pairs[len(pairs) - named :]
+
+    def _score(self, token: int, value: float | None) -> list[Any]:
+        text = None if self._token_bytes is None else text_of(self._token_bytes(token))
+        return [None if value is None else finite(value), token, text]
 
 
 def _listed(items: Sequence[bytes]) -> orjson.Fragment:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.ingress.errors import Invalid
 from actors.ingress.generation import MAX_CHOICES, read_session_use
+from actors.ingress.logprobs import PROMPT_FIELD
 from actors.ingress.openai_completion import ids_of
 from actors.ingress.prompts import IdsPrompt, PromptSource, TextPrompt
 from actors.ingress.responses.ids import check_own_session
 from actors.ingress.routing import SessionUse
 from actors.ingress.validate import Fields, check_identifier, check_text, wrong_type
+from actors.messages import SamplingParams, TokenIds
 from configs.schema import RemoraConfig
 
 MAX_TOP = 20
 """Most likely tokens that are told beside each chosen one."""
+MAX_NAMED = 1024
+"""Tokens of `token_ids_logprob`."""
 REFUSED = (
     "input_embeds",
     "image_data",
@@ -23,7 +28,6 @@ REFUSED = (
     "audio_data",
     "lora_path",
     "custom_logit_processor",
-    "token_ids_logprob",
     "return_sampling_mask",
     "return_hidden_states",
     "return_routed_experts",
@@ -143,19 +147,66 @@ def read_native_session(fields: Fields, config: RemoraConfig) -> tuple[SessionUs
     return use, {ours: params.at(theirs) for ours, theirs in SESSION_FIELDS.items()}
 
 
-def read_logprobs(fields: Fields, count: int) -> int | None:
-    """How many of the likeliest tokens to tell beside each chosen one; None: tell none. Raises Invalid."""
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Which log probabilities are told of a prompt and its reply. `top` None: none. `start`: where in the prompt they
+    begin; None: the caller has left that open. `named`: tokens that are told beside each."""
+
+    top: int | None = None
+    start: int | None = None
+    named: TokenIds = ()
+
+    def told_by(self, sampling: SamplingParams) -> SamplingParams:
+        """Where there is to be no reply, there is nothing but the prompt to tell of."""
+        if self.top is None:
+            return sampling
+        start = (0 if sampling.max_tokens == 0 else -1) if self.start is None else self.start
+        begin = start if start >= 0 else None
+        return replace(sampling, logprobs=self.top, logprob_ids=self.named, prompt_logprobs_from=begin)
+
+
+def read_scoring(fields: Fields, count: int, vocab_size: int) -> Sequence[Scoring]:
+    """For each prompt. Raises Invalid."""
     wanted = same_for_all(fields, "return_logprob", count, "flag")
     top = same_for_all(fields, "top_logprobs_num", count, "integer") or 0
-    start = same_for_all(fields, "logprob_start_len", count, "integer")
+    starts = _of_each(fields, PROMPT_FIELD, count)
+    named = _named(fields, count, vocab_size)
     if not 0 <= top <= MAX_TOP:
         raise Invalid("top_logprobs_num", f"`top_logprobs_num` must be 0 to {MAX_TOP}, not {top}.")
-    if not wanted:
-        return None
-    if start is not None and start >= 0:
-        message = "`logprob_start_len` must be -1: log probabilities of prompts are not supported."
-        raise Invalid("logprob_start_len", message, code="unsupported_value")
-    return top
+    for start in starts:
+        if start is not None and start < -1:
+            raise Invalid(PROMPT_FIELD, f"`{PROMPT_FIELD}` must be a position in the prompt, or -1.")
+    told = [Scoring(top, start, ids) for start, ids in zip(starts, named, strict=True)]
+    return told if wanted else [Scoring()] * count
+
+
+def _of_each(fields: Fields, name: str, count: int) -> list[int | None]:
+    """An integer for all prompts, or a list with one for each."""
+    value = fields.raw(name)
+    if not isinstance(value, list):
+        return [fields.integer(name, least=-(2**31), most=2**31 - 1)] * count
+    if len(value) != count:
+        raise Invalid(name, f"`{name}` must be one value, or {count}: one for each prompt.")
+    return [Fields({name: item}).integer(name, least=-(2**31), most=2**31 - 1) for item in value]
+
+
+def _named(fields: Fields, count: int, vocab_size: int) -> list[TokenIds]:
+    """`token_ids_logprob`: ids for all prompts, or a list of ids for each."""
+    name = "token_ids_logprob"
+    value = fields.raw(name)
+    if value is not None and not isinstance(value, list):
+        raise wrong_type(name, "an array of token ids, or of such arrays", value)
+    lists = [value or []] * count
+    if value and any(item is None or isinstance(item, list) for item in value):
+        if len(value) != count:
+            raise Invalid(name, f"`{name}` must be one array of token ids, or {count}: one for each prompt.")
+        lists = [item if item is not None else [] for item in value]
+    for item in lists:
+        if not isinstance(item, list):
+            raise wrong_type(name, "an array of token ids, or of such arrays", item)
+        if len(item) > MAX_NAMED:
+            raise Invalid(name, f"`{name}` names {len(item)} tokens; at most {MAX_NAMED} are told.")
+    return [ids_of(item, name, vocab_size) for item in lists]
 
 
 def same_for_all(fields: Fields, name: str, count: int, kind: str) -> Any:

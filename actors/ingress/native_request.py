@@ -18,10 +18,10 @@ from actors.ingress.generation import (
 )
 from actors.ingress.native_fields import (
     check_supported,
-    read_logprobs,
     read_names,
     read_native_session,
     read_prompts,
+    read_scoring,
     same_for_all,
 )
 from actors.ingress.native_sampling import MAX_NEW_TOKENS, SETTINGS, PromptSettings, read_settings
@@ -85,8 +85,10 @@ def _with_settings(request: GenerationRequest, fields: Fields, text: TextModel, 
     """What `sampling_params` ask for: of all prompts, or of each."""
     count = len(request.prompts)
     given = _each(fields, count, batch=batch)
-    logprobs = read_logprobs(fields, count)
-    read = [read_settings(one, request, text, logprobs) for one in given]
+    scoring = read_scoring(fields, count, text.vocab_size)
+    if len(set(scoring)) > len(given):
+        given = given * count
+    read = [read_settings(one, request, text, told) for one, told in zip(given, scoring, strict=False)]
     first = read[0]
     for other in read[1:]:
         if other.choices != first.choices:

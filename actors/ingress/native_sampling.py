@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from actors.ingress.decoding import Decoding
 from actors.ingress.errors import Invalid
 from actors.ingress.generation import GenerationRequest, Settings, own_seed
+from actors.ingress.native_fields import Scoring
 from actors.ingress.sampling import read_sampling
 from actors.ingress.structured import schema_grammar, text_grammar
 from actors.ingress.text import TextModel
@@ -53,7 +54,7 @@ class PromptSettings:
 
 
 def read_settings(
-    given: Fields | None, request: GenerationRequest, text: TextModel, logprobs: int | None
+    given: Fields | None, request: GenerationRequest, text: TextModel, scoring: Scoring
 ) -> PromptSettings:
     """`given` None: all as usual. `request`: for its own seed. Raises Invalid naming the field."""
     fields = given or Fields({}, SETTINGS)
@@ -71,7 +72,7 @@ def read_settings(
     decoding = Decoding(controls=not fields.flag("skip_special_tokens", True), keeps_stop=fields.flag("no_stop_trim"))
     renamed = {"max_tokens": fields.at(MAX_NEW_TOKENS), "grammar": grammar_field}
     return PromptSettings(
-        Settings(replace(sampling, logprobs=logprobs), named.raw("seed") is None, grammar, decoding, renamed),
+        Settings(scoring.told_by(sampling), named.raw("seed") is None, grammar, decoding, renamed),
         fields.integer("n", least=1) or 1,
         grammar_field,
         fields.path,

@@ -118,7 +118,9 @@ class CompletionVoice(_ChunkVoice):
         self._echoes = echoes
 
     def opens(self, choice: Choice) -> bytes:
-        return self._chunk(choice, self._echo(choice)) if self._echoes else b""
+        if not self._echoes:
+            return b""
+        return self._chunk(choice, self._echo(choice), logprobs=self._logprobs(choice, choice.scores))
 
     def says(self, choice: Choice, parts: Sequence[Part]) -> bytes:
         text = "".join(part.text for part in parts if isinstance(part, TextPart))
@@ -135,7 +137,7 @@ class CompletionVoice(_ChunkVoice):
                 "text",
                 self._echo(choice) + choice.text,
                 finish_reason(choice),
-                self._logprobs(choice, choice.logprobs),
+                self._logprobs(choice, [*choice.scores, *choice.logprobs]),
             )
             for choice in choices
         ]
@@ -190,12 +192,14 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
         prompts.setdefault(choice.prompt, _end(choice))
     prompt = sum(end.prompt_tokens for end in prompts.values())
     completion = sum(_end(choice).completion_tokens for choice in choices)
-    return {
+    told = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in prompts.values())},
     }
+    reasoning = [choice.reasoning_tokens for choice in choices if choice.reasoning_tokens is not None]
+    return {**told, "completion_tokens_details": {"reasoning_tokens": sum(reasoning)}} if reasoning else told
 
 
 def message_of(choice: Choice) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from actors.ingress.chat_messages import text_bytes, text_work
 from actors.ingress.placement import opening
 from actors.ingress.text import TextModel
 from actors.messages import TokenIds
+from actors.model.chat_template import Ends
 from actors.replies.demand import ANY, Demand
 
 PREFIX_CHARACTERS = 512
@@ -62,13 +63,15 @@ class PromptSource(Protocol):
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """Messages, for the model's chat template. `tools` as templates take them, and what is demanded of calls; `extra`:
-    more of the template's variables."""
+    more of the template's variables. `ends`: where the prompt does; of one that is CONTINUED the last message is the
+    beginning of the reply."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     field: str = "messages"
     demand: Demand = ANY
+    ends: Ends = Ends.REPLY
 
     @property
     def size_bytes(self) -> int:
@@ -89,7 +92,7 @@ class ChatPrompt:
     def render(self, text: TextModel, continues: Continues | None) -> Prompt:
         """For a turn both forms, because only the worker knows whether there is history to append to. Raises
         ValueError when the template refuses the messages as a beginning, unless they go on from a named turn."""
-        template, more = text.template, (self.tools, self.extra)
+        template, more = text.template, (self.tools, self.extra, self.ends)
         if continues is not None and not continues.from_head and not continues.fresh:
             turn = template.render_turn(self.messages, *more)
             return Prompt({"input_ids": tuple(turn.input_ids), "close_ids": tuple(turn.close_ids)})

@@ -10,6 +10,7 @@ from actors.ingress.errors import Invalid
 from actors.ingress.prompts import ChatPrompt, PromptSource
 from actors.ingress.text import TextModel
 from actors.messages import Grammar, Submit
+from actors.model.chat_template import Ends
 from actors.replies.grammar import reply_grammar
 from actors.replies.notation import CannotHold
 from actors.replies.parts import PartReader, PlainReader
@@ -35,7 +36,7 @@ def reading_of(prompt: PromptSource, text: TextModel, ids: Sequence[int]) -> Rea
         return Reading(PlainReader())
     replies = text.replies
     seen = replies if prompt.tools else replies.without_tools()
-    reader = reply_reader(seen, prompt.tools or (), thinking=is_thinking(text, ids))
+    reader = reply_reader(seen, prompt.tools or (), thinking=is_thinking(text, ids, prompt))
     marks = {token: marker for marker, token in seen.token_ids.items() if marker in seen.markers}
     return Reading(reader, marks)
 
@@ -47,7 +48,7 @@ def held_to(
     the `field` that asked for it."""
     if not isinstance(prompt, ChatPrompt):
         return answer
-    thinking = is_thinking(text, ids)
+    thinking = is_thinking(text, ids, prompt)
     try:
         grammar = reply_grammar(text.replies, prompt.tools or (), prompt.demand, answer, thinking=thinking)
     except CannotHold as error:
@@ -58,11 +59,15 @@ def held_to(
     return grammar
 
 
-def is_thinking(text: TextModel, ids: Sequence[int]) -> bool:
-    """Whether a prompt ends with the beginning of reasoning, as some templates do it."""
+def is_thinking(text: TextModel, ids: Sequence[int], prompt: ChatPrompt | None = None) -> bool:
+    """Whether a prompt ends with the beginning of reasoning, as some templates do it, or within it, as some do who
+    begin the reply."""
     tags = text.replies.reasoning
     if tags is None:
         return False
+    if prompt is not None and prompt.ends is Ends.CONTINUED:
+        begun = prompt.messages[-1]["content"]
+        return bool(begun.rfind(tags.begins) > begun.rfind(tags.ends))
     marks = {token: marker for marker, token in text.replies.token_ids.items()}
     decoder = text.decoder((), marks)
     last = decoder.push(ids[-_LAST_IDS:]) + decoder.finish(None)

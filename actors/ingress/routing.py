@@ -57,6 +57,7 @@ class SessionUse:
     reasoning: str = ""
     calls: tuple[str, ...] = ()
     notation: Notation | None = None
+    behind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,4 +315,5 @@ def _turn_of(found: Placement, call: Call) -> TurnOf:
         reasoning=use.reasoning,
         calls=use.calls,
         notation=use.notation,
+        behind=use.behind,
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from actors.model.chat_template import Ends
 from actors.replies.formats import PLAIN, ReplyFormat
 
 Messages = Sequence[Mapping[str, Any]]
@@ -25,12 +26,20 @@ class Template(Protocol):
     """A chat template. Both raise ValueError, with a message for people, for messages that the template refuses."""
 
     def render_root(
-        self, messages: Messages, tools: Sequence[Any] | None = None, extra: Mapping[str, Any] | None = None
+        self,
+        messages: Messages,
+        tools: Sequence[Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        ends: Ends = Ends.REPLY,
     ) -> Sequence[int]:
         """A whole conversation, up to where the assistant's reply begins. `extra`: more variables of the template."""
 
     def render_turn(
-        self, messages: Messages, tools: Sequence[Any] | None = None, extra: Mapping[str, Any] | None = None
+        self,
+        messages: Messages,
+        tools: Sequence[Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        ends: Ends = Ends.REPLY,
     ) -> Turn:
         """New messages of a conversation that exists already."""
 

@@ -9,6 +9,7 @@ from actors.ingress.chat_messages import read_messages
 from actors.ingress.core import Ingress
 from actors.ingress.errors import Invalid
 from actors.ingress.generation import check_model
+from actors.ingress.openai_chat import read_ends
 from actors.ingress.plain_routes import JsonAnswer, body_fields
 from actors.ingress.prompts import ChatPrompt, PromptSource, TextPrompt
 from actors.ingress.template_variables import read_variables
@@ -61,14 +62,11 @@ def _source(fields: Fields, text: TextModel) -> PromptSource:
         return TextPrompt(plain)
     if fields.raw("messages") is None:
         raise Invalid("prompt", "`prompt` or `messages` is missing.", code="missing_required_parameter")
-    if not fields.flag("add_generation_prompt", True):
-        raise _unsupported("add_generation_prompt", "must be true: a prompt ends where the reply begins")
-    if fields.flag("continue_final_message"):
-        raise _unsupported("continue_final_message", "must be false: replies begin anew")
     if fields.raw("chat_template") is not None:
         raise _unsupported("chat_template", "is not taken: the model's own is used")
     tools, _ = read_tools(fields, text.replies)
-    return ChatPrompt(read_messages(fields.raw("messages")), tools, read_variables(fields))
+    messages = read_messages(fields.raw("messages"))
+    return ChatPrompt(messages, tools, read_variables(fields), ends=read_ends(fields, messages))
 
 
 def _unsupported(name: str, why: str) -> Invalid:

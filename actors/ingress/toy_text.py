@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.ingress.text import TextModel
+from actors.model.chat_template import Ends
 from actors.model.detokenizer import Detokenizer
 from actors.replies.formats import ReplyFormat, ToolFormat, find_reasoning
 from actors.runner.toy import TOY_VOCAB_SIZE
@@ -32,25 +33,30 @@ class LineTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any] | None = None,
         extra: Mapping[str, Any] | None = None,
+        ends: Ends = Ends.REPLY,
     ) -> list[int]:
         if any(message["role"] == "system" for message in messages[1:]):
             raise ValueError("only the first message may be a system message")
         known = f"tools: {json.dumps(list(tools))}\n" if tools else ""
-        return list((known + self._lines(messages, extra)).encode())
+        return list((known + self._lines(messages, extra, ends)).encode())
 
     def render_turn(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any] | None = None,
         extra: Mapping[str, Any] | None = None,
+        ends: Ends = Ends.REPLY,
     ) -> LineTurn:
         if any(message["role"] == "system" for message in messages):
             raise ValueError("a conversation that has begun takes no system message")
-        return LineTurn(tuple(b"\n"), tuple(self._lines(messages, extra).encode()))
+        return LineTurn(tuple(b"\n"), tuple(self._lines(messages, extra, ends).encode()))
 
-    def _lines(self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any] | None) -> str:
+    def _lines(self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any] | None, ends: Ends) -> str:
+        told = "".join(f"{message['role']}: {_content(message)}\n" for message in messages)
+        if ends is Ends.CONTINUED:
+            return told.removesuffix("\n")
         begins = "<think>" if (extra or {}).get("thinking") else ""
-        return "".join(f"{message['role']}: {_content(message)}\n" for message in messages) + f"assistant: {begins}"
+        return told + f"assistant: {begins}" if ends is Ends.REPLY else told
 
 
 def _content(message: Mapping[str, Any]) -> str:

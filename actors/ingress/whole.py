@@ -18,6 +18,7 @@ from actors.ingress.generation import GenerationRequest
 from actors.ingress.prompts import ChatPrompt, Continues, Prompt
 from actors.ingress.text import TextModel
 from actors.messages import Notation
+from actors.model.chat_template import Ends
 from actors.replies.alike import canonical_call
 from actors.replies.formats import ReplyFormat
 
@@ -31,12 +32,12 @@ class WholeChatPrompt(ChatPrompt):
 
     def render(self, text: TextModel, continues: Continues | None) -> Prompt:
         """Raises ValueError when the template refuses the conversation as a whole."""
-        root = tuple(text.template.render_root(self.messages, self.tools, self.extra))
+        root = tuple(text.template.render_root(self.messages, self.tools, self.extra, self.ends))
         at = _last_reply(self)
         if at is None:
             return Prompt({"input_ids": root, "root_ids": root})
         try:
-            turn = text.template.render_turn(self.messages[at + 1 :], self.tools, self.extra)
+            turn = text.template.render_turn(self.messages[at + 1 :], self.tools, self.extra, self.ends)
         except ValueError as error:
             return Prompt({"input_ids": root, "root_ids": root}, turn_refused=str(error))
         return Prompt({"input_ids": tuple(turn.input_ids), "root_ids": root, "close_ids": tuple(turn.close_ids)})
@@ -53,14 +54,16 @@ def as_whole(request: GenerationRequest, prompt: ChatPrompt, replies: ReplyForma
         use = replace(use, stem=_stem(prompt, at), reply=reply, reasoning=reasoning)
         if calls := prompt.messages[at].get("tool_calls"):
             use = replace(use, calls=tuple(map(_canonical, calls)), notation=_notation(prompt, replies))
-    whole = WholeChatPrompt(prompt.messages, prompt.tools, prompt.extra, prompt.field, prompt.demand)
+    whole = WholeChatPrompt(prompt.messages, prompt.tools, prompt.extra, prompt.field, prompt.demand, prompt.ends)
     name = f"{_stem(prompt, len(prompt.messages))}~{request.rid}"
     return replace(request, prompts=(whole,), session=use, names=(name,))
 
 
 def _last_reply(prompt: ChatPrompt) -> int | None:
-    """Where it is, if something follows it. One that calls what was not there to be called is none of ours."""
-    replies = [at for at, message in enumerate(prompt.messages) if message["role"] == "assistant"]
+    """Where it is, if something follows it. One that calls what was not there to be called is none of ours; nor is the
+    beginning of the reply that is asked for."""
+    said = prompt.messages[:-1] if prompt.ends is Ends.CONTINUED else prompt.messages
+    replies = [at for at, message in enumerate(said) if message["role"] == "assistant"]
     if not replies or replies[-1] == len(prompt.messages) - 1:
         return None
     return None if prompt.messages[replies[-1]].get("tool_calls") and not prompt.tools else replies[-1]

@@ -90,6 +90,8 @@ class TurnOf:
     `whole`: `Submit.root_ids` are a whole conversation, and `input_ids` what of it comes after its last reply. It goes
     on from the turn that is named after `stem` and whose reply reads `reply`, and its reasoning `reasoning` unless that
     is empty; where there is none, it is a new root.
+    `behind`: the session's head as the sender knew it, empty for none; should it have gone on since, the turn is
+    refused. None: whichever it is.
     `calls`: the tools that the reply calls, each as `actors.replies.alike.canonical_call` has it, in `notation`.
     """
 
@@ -109,6 +111,7 @@ class TurnOf:
     reasoning: str = ""
     calls: tuple[str, ...] = ()
     notation: Notation | None = None
+    behind: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import jinja2
@@ -32,6 +33,15 @@ CHATML = (
 
 _NINE = re.compile(r"length\s*\)?\s*!=\s*9\b")
 _NINE_LETTERS = re.compile(r"[a-zA-Z0-9]{9}")
+
+
+class Ends(Enum):
+    """Where a prompt ends. REPLY: where a reply begins. CONTINUED: within its last message, which is a reply that goes
+    on. BARE: behind its last message."""
+
+    REPLY = auto()
+    CONTINUED = auto()
+    BARE = auto()
 
 
 class TemplateRefused(ValueError):
@@ -77,31 +87,43 @@ class ChatTemplate:
         self.sessions_supported = self._why_no_sessions()
 
     def render_root(
-        self, messages: Messages, tools: Sequence[Any] | None = None, extra: Mapping[str, Any] | None = None
+        self,
+        messages: Messages,
+        tools: Sequence[Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        ends: Ends = Ends.REPLY,
     ) -> list[int]:
         """The ids of a conversation, up to where the assistant's reply begins. `extra`: more template variables.
 
         Raises TemplateRefused.
         """
         literal = LiteralText(self._tokenizer)
-        text, spans = literal.reveal(
-            self._render(literal.hide(self._as_it_takes_them(messages)), tools, extra, literal)
-        )
+        hidden = literal.hide(self._as_it_takes_them(messages))
+        text, spans = literal.reveal(self._render(hidden, tools, extra, literal, ends))
         return self._tokenizer.encode_template(text, spans)
 
     def render_turn(
-        self, messages: Messages, tools: Sequence[Any] | None = None, extra: Mapping[str, Any] | None = None
+        self,
+        messages: Messages,
+        tools: Sequence[Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        ends: Ends = Ends.REPLY,
     ) -> TurnIds:
         """The ids that go on with a conversation whose last message is a reply. Raises TemplateRefused."""
         if self.sessions_supported is not None:
             raise TemplateRefused(self.sessions_supported)
-        text, spans = self._tail(_opening("Hello"), messages, tools, extra)
+        text, spans = self._tail(_opening("Hello"), messages, tools, extra, ends)
         ids = self._tokenizer.encode_template(text, spans, continued=True)
         closes = 1 if ids and ids[0] in self._tokenizer.eos_ids else 0
         return TurnIds(tuple(ids[:closes]), tuple(ids[closes:]))
 
     def _tail(
-        self, before: Messages, new_messages: Messages, tools: Sequence[Any] | None, extra: Mapping[str, Any] | None
+        self,
+        before: Messages,
+        new_messages: Messages,
+        tools: Sequence[Any] | None,
+        extra: Mapping[str, Any] | None,
+        ends: Ends = Ends.REPLY,
     ) -> tuple[str, list[Span]]:
         """What the template writes behind a reply to `before`, and which spans of it are literal text.
 
@@ -114,7 +136,7 @@ class ChatTemplate:
             {"role": "assistant", "content": reply},
             *literal.hide(self._as_it_takes_them(new_messages)),
         ]
-        parts = self._render(conversation, tools, extra, literal).split(reply)
+        parts = self._render(conversation, tools, extra, literal, ends).split(reply)
         if len(parts) != 2:
             raise TemplateRefused(f"the chat template shows an earlier reply {len(parts) - 1} times, not once")
         return literal.reveal(parts[1])
@@ -125,6 +147,29 @@ class ChatTemplate:
         tools: Sequence[Any] | None,
         extra: Mapping[str, Any] | None,
         literal: LiteralText,
+        ends: Ends,
+    ) -> str:
+        """The text of these messages; one that is continued stands at its end as it is, whatever a template does to
+        what is finished (trim it, or take reasoning out of it)."""
+        if ends is not Ends.CONTINUED:
+            return self._filled_in(messages, tools, extra, literal, add_generation_prompt=ends is Ends.REPLY)
+        word = f"r{secrets.token_hex(12)}y"
+        told = [*messages[:-1], {**messages[-1], "content": word}]
+        parts = self._filled_in(told, tools, extra, literal, add_generation_prompt=False).split(word)
+        if len(parts) != 2:
+            raise TemplateRefused(
+                f"the chat template shows the message to be continued {len(parts) - 1} times, not once"
+            )
+        return parts[0] + str(messages[-1]["content"])
+
+    def _filled_in(
+        self,
+        messages: Messages,
+        tools: Sequence[Any] | None,
+        extra: Mapping[str, Any] | None,
+        literal: LiteralText,
+        *,
+        add_generation_prompt: bool,
     ) -> str:
         if self.unusable is not None:
             raise TemplateRefused(self.unusable)
@@ -137,7 +182,7 @@ class ChatTemplate:
             **literal.hide_value(dict(extra or {})),
             "messages": messages,
             "tools": literal.hide_value(list(tools)) if tools else None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": add_generation_prompt,
         }
         try:
             return template.render(variables)

@@ -32,7 +32,7 @@ def merged(parts: list[Part]) -> list[Part]:
     for part in parts:
         last = told[-1] if told else None
         if isinstance(part, TextPart) and isinstance(last, TextPart):
-            told[-1] = TextPart(last.text + part.text)
+            told[-1] = TextPart(last.text + part.text, last.logprobs + part.logprobs)
         elif isinstance(part, ReasoningPart) and isinstance(last, ReasoningPart):
             told[-1] = ReasoningPart(last.text + part.text)
         elif isinstance(part, CallArguments) and isinstance(last, CallArguments) and part.number == last.number:
@@ -66,6 +66,12 @@ class CallReader(ABC):
 
     def finish(self) -> list[Part]:
         return self._read(final=True)
+
+    @property
+    def held(self) -> int:
+        """What began a call may turn out to be text."""
+        unread = len(self._text) + sum(map(len, self._unread))
+        return unread + (len(self._raw) if self._in_call else 0)
 
     def _read(self, *, final: bool) -> list[Part]:
         self._text += "".join(self._unread)
@@ -136,6 +142,13 @@ class ObjectReader(CallReader):
         super().__init__(begins)
         self._object: CallObject | None = None
         self._told = False
+
+    @property
+    def held(self) -> int:
+        made = self._object
+        if made is None:
+            return super().held
+        return super().held + (-len(self._raw) if self._told else len(made.raw))
 
     def _start(self, made: CallObject) -> None:
         self._object, self._told = made, False

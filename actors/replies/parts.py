@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
+    """`logprobs`: of its tokens, as whoever reads the reply wants to tell them; where they are asked for."""
+
     text: str
+    logprobs: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,10 @@ class PartReader(Protocol):
     def finish(self) -> list[Part]:
         """What was held back."""
 
+    @property
+    def held(self) -> int:
+        """How many of the characters pushed may still be shown."""
+
 
 class PlainReader:
     """A model that neither reasons nor calls: all is text."""
@@ -57,3 +64,7 @@ class PlainReader:
 
     def finish(self) -> list[Part]:
         return []
+
+    @property
+    def held(self) -> int:
+        return 0

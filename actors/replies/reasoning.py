@@ -31,6 +31,10 @@ class ReasoningReader:
         self._unread.append(text)
         return self._read(final=False) if text.strip(BLANKS) or self._where == self._after else []
 
+    @property
+    def held(self) -> int:
+        return len(self._text) + sum(map(len, self._unread)) + self._answer.held
+
     def finish(self) -> list[Part]:
         return merged(self._read(final=True) + self._answer.finish())
 

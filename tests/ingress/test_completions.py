@@ -146,7 +146,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("suffix", {"suffix": "end"}),
     ("logprobs", {"logprobs": True}),
     ("logprobs", {"logprobs": 21}),
-    ("logprobs", {"logprobs": 2, "echo": True}),
+    ("logprobs", {"logprobs": 2, "echo": True, "session": {"id": "s", "create": True}}),
     ("best_of", {"best_of": 3, "n": 2}),
     ("best_of", {"best_of": "x"}),
     ("n", {"session": {"id": "s", "create": True}, "prompt": ["a", "b"]}),

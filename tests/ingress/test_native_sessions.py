@@ -197,14 +197,14 @@ def test_a_second_turn_while_one_runs_is_refused(tmp_path: Path) -> None:
     run(check())
 
 
-def test_log_probabilities_of_a_restored_prompt_are_refused(tmp_path: Path) -> None:
-    """The session case N18: by name, and the session is unharmed; those of what is generated are told."""
+def test_log_probabilities_from_beyond_the_restored_prompt_are_refused(tmp_path: Path) -> None:
+    """The session case N18: by name, and the session is unharmed; what is within is told."""
 
     async def check() -> None:
         async with opened(tmp_path) as at:
             await turn(at.client, "one", "r1")
             body = {"text": "x", "sampling_params": GREEDY, "session_params": {"id": "s", "rid": "r1"}}
-            for start in (0, 10**6):
+            for start in (-2, 10**6):
                 asked = {**body, "return_logprob": True, "logprob_start_len": start}
                 refused = await at.client.post("/generate", asked)
                 assert (refused.status, refused.json()["error"]["param"]) == (400, "logprob_start_len")

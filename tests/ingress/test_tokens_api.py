@@ -76,7 +76,7 @@ WRONG: list[tuple[str, str | None, Any]] = [
     ("/tokenize", "messages", {"messages": "x"}),
     ("/tokenize", "messages[0].role", {"messages": [{"role": "alien", "content": "x"}]}),
     ("/tokenize", "messages", {"messages": [*CHAT, {"role": "system", "content": "x"}]}),
-    ("/tokenize", "add_generation_prompt", {"messages": CHAT, "add_generation_prompt": False}),
+    ("/tokenize", "add_generation_prompt", {"messages": CHAT, "add_generation_prompt": 0}),
     ("/tokenize", "continue_final_message", {"messages": CHAT, "continue_final_message": True}),
     ("/tokenize", "chat_template", {"messages": CHAT, "chat_template": "{{ 1 }}"}),
     ("/tokenize", "chat_template_kwargs", {"messages": CHAT, "chat_template_kwargs": []}),

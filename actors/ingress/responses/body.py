@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.ingress.errors import Invalid
 from actors.ingress.generation import GenerationRequest, check_model, digest_of, read_generation
+from actors.ingress.logprobs import MAX_TOP
 from actors.ingress.prompts import ChatPrompt
 from actors.ingress.responses.ids import is_conversation
 from actors.ingress.responses.items import Item, as_messages, read_input
@@ -20,6 +21,7 @@ from configs.schema import RemoraConfig
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
+LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = frozenset(
     {
         "file_search_call.results",
@@ -29,9 +31,10 @@ _INCLUDABLE = frozenset(
         "computer_call_output.output.image_url",
         "code_interpreter_call.outputs",
         "reasoning.encrypted_content",
+        LOGPROBS,
     }
 )
-"""Of what is never made here: nothing is left out."""
+"""All but the last are of what is never made here: nothing is left out."""
 _REFUSED = ("prompt", "context_management", "moderation")
 _OF_CHATS = (
     "n",
@@ -42,6 +45,7 @@ _OF_CHATS = (
     "messages",
     "functions",
     "logprobs",
+    "top_logprobs",
 )
 """Fields of other routes, which this one does not know."""
 RENAMED = {
@@ -89,6 +93,9 @@ def read_response(
         request = read_generation(as_chat, headers, (prompt,), text=text, config=config, id_prefix="resp_")
     except Invalid as error:
         raise renamed(error) from None
+    if LOGPROBS in (fields.raw("include") or ()):
+        sampling = replace(request.sampling, logprobs=asked.echo["top_logprobs"])
+        request = replace(request, sampling=sampling, in_parts=True)
     asked.echo["temperature"] = request.sampling.temperature
     asked.echo["top_p"] = fields.number("top_p", 1.0, least=0.0, most=1.0)
     return asked, replace(
@@ -144,7 +151,7 @@ def _read_asked(fields: Fields) -> Asked:
             "text": _text(fields),
             "tool_choice": fields.raw("tool_choice") or "auto",
             "tools": fields.items("tools", most=1024) or [],
-            "top_logprobs": 0,
+            "top_logprobs": fields.integer("top_logprobs", least=0, most=MAX_TOP) or 0,
             "truncation": "disabled",
             "user": fields.text("user", max_bytes=1024),
         },
@@ -184,8 +191,6 @@ def _refuse_unsupported(fields: Fields) -> None:
     for name in _REFUSED:
         if fields.raw(name):
             raise Invalid(name, f"`{name}` is not supported.", code="unsupported_value")
-    if fields.integer("top_logprobs", least=0, most=20):
-        raise Invalid("top_logprobs", "`top_logprobs` are not supported here.", code="unsupported_value")
     truncation = fields.text("truncation", max_bytes=64)
     if truncation not in (None, "disabled"):
         text = "`truncation` must be 'disabled': the history of a session is never cut unseen."

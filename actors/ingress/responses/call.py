@@ -166,6 +166,7 @@ class ResponseCall:
             told.fail(self.explained(failure), request_id)
         else:
             told.end = end
+        told.reasoning_tokens = choices[0].reasoning_tokens or 0
         if not self._asked.store or not self._owns or self._kept:
             return
         if failure is not None and not (self._asked.background or choices[0].opened):
@@ -180,7 +181,9 @@ class ResponseCall:
         """With what came before it. Raises ApiError."""
         asked = self._asked
         if asked.conversation is not None:
-            self._goes = await self._tools.conversations.goes(self._tenant, asked.conversation)
+            self._goes = await self._tools.conversations.goes(self._tenant, asked.conversation, self._told.id)
+            assert request.session is not None, "a conversation is a session"
+            request = replace(request, session=replace(request.session, behind=self._goes.behind))
         if asked.previous is None:
             return request
         previous = ResponseId.parse(asked.previous)

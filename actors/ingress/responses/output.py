@@ -5,7 +5,7 @@ What is streamed and what is answered at once come from here, so that they are t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from actors.replies.parts import CallArguments, CallBegins, Part, TextPart
@@ -38,7 +38,7 @@ class _Growing:
     def empty(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def grows(self, text: str) -> Event:
+    def grows(self, text: str, logprobs: Sequence[Any] = ()) -> Event:
         raise NotImplementedError
 
     def ends(self, status: str) -> list[Event]:
@@ -60,27 +60,44 @@ class _InParts(_Growing):
     def begins(self) -> list[Event]:
         return [*super().begins(), ("response.content_part.added", {**self._in_part, "part": self.part("")})]
 
-    def grows(self, text: str) -> Event:
+    def grows(self, text: str, logprobs: Sequence[Any] = ()) -> Event:
         self._pieces.append(text)
-        return f"response.{self.kind}.delta", {**self._in_part, "delta": text, **self.details}
+        return f"response.{self.kind}.delta", {**self._in_part, "delta": text, **self.details(logprobs)}
 
     def ends(self, status: str) -> list[Event]:
         return [
-            (f"response.{self.kind}.done", {**self._in_part, "text": self.text, **self.details}),
+            (f"response.{self.kind}.done", {**self._in_part, "text": self.text, **self.details(self.logprobs)}),
             ("response.content_part.done", {**self._in_part, "part": self.part(self.text)}),
             *super().ends(status),
         ]
 
     @property
-    def details(self) -> dict[str, Any]:
+    def logprobs(self) -> Sequence[Any]:
+        """Of all its tokens so far."""
+        return ()
+
+    def details(self, logprobs: Sequence[Any]) -> dict[str, Any]:
         return {}
 
 
 class _Message(_InParts):
     prefix, kind = "msg", "output_text"
 
+    def __init__(self, token: str, index: int) -> None:
+        super().__init__(token, index)
+        self._logprobs: list[Any] = []
+
+    @property
+    def logprobs(self) -> Sequence[Any]:
+        return self._logprobs
+
+    def grows(self, text: str, logprobs: Sequence[Any] = ()) -> Event:
+        self._logprobs += logprobs
+        return super().grows(text, logprobs)
+
     def part(self, text: str) -> dict[str, Any]:
-        return {"type": self.kind, "text": text, "annotations": [], "logprobs": []}
+        logprobs = list(self._logprobs) if text else []
+        return {"type": self.kind, "text": text, "annotations": [], "logprobs": logprobs}
 
     def item(self, status: str) -> dict[str, Any]:
         return {**self.empty(), "status": status, "content": [self.part(self.text)]}
@@ -88,9 +105,8 @@ class _Message(_InParts):
     def empty(self) -> dict[str, Any]:
         return {"id": self.id, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
 
-    @property
-    def details(self) -> dict[str, Any]:
-        return {"logprobs": []}
+    def details(self, logprobs: Sequence[Any]) -> dict[str, Any]:
+        return {"logprobs": list(logprobs)}
 
 
 class _Reasoning(_InParts):
@@ -117,7 +133,7 @@ class _Call(_Growing):
         call = {"call_id": self._call.call_id, "name": self._call.name, "arguments": ""}
         return {"id": self.id, "type": "function_call", "status": "in_progress", **call}
 
-    def grows(self, text: str) -> Event:
+    def grows(self, text: str, logprobs: Sequence[Any] = ()) -> Event:
         self._pieces.append(text)
         return "response.function_call_arguments.delta", {**self.at, "delta": text}
 
@@ -145,7 +161,8 @@ class Output:
             if not isinstance(self._open, kind):
                 events = self._begin(kind(self._token, self._next()))
         assert self._open is not None, "arguments of a call that never began"
-        return [*events, self._open.grows(part.text)]
+        logprobs = part.logprobs if isinstance(part, TextPart) else ()
+        return [*events, self._open.grows(part.text, logprobs)]
 
     def finish(self, *, whole: bool) -> list[Event]:
         """No more comes. `whole`: the reply ended by itself. One that says nothing is an empty message."""

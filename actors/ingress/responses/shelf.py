@@ -98,17 +98,20 @@ class Shelf:
             )
             await in_time(put)
 
-    async def save(self, tenant: str, name: str, body: bytes) -> PutStatus:
-        """Another record of this API, in place of what there was under its name."""
+    async def save(self, tenant: str, name: str, body: bytes, digest: bytes = b"") -> PutStatus:
+        """Another record of this API, in place of what there was under its name. `digest` outlives it for a while,
+        should it have to make room."""
         put = self._pool.put_result(
-            tenant, _other(name), digest=b"", owner="", body=body, ttl_s=self._ttl_s, replace=True
+            tenant, _other(name), digest=digest, owner="", body=body, ttl_s=self._ttl_s, replace=True
         )
         return await in_time(put)
 
-    async def load(self, tenant: str, name: str) -> bytes:
-        """Empty when there is none."""
+    async def load(self, tenant: str, name: str) -> tuple[bytes, bytes | None]:
+        """(body, digest). The body is empty when there is none any more; the digest is None when nothing is known."""
         record = await in_time(self._pool.get_result(tenant, _other(name)))
-        return record.body if record is not None and record.state is ResultState.DONE else b""
+        if record is None:
+            return b"", None
+        return record.body if record.state is ResultState.DONE else b"", record.digest
 
     @property
     def most_bytes(self) -> int:

@@ -40,6 +40,7 @@ class Told:
     """The instructions that stand in its context: its own, or those of a response before it."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     """The same of tools, as templates take them."""
+    reasoning_tokens: int = 0
 
     @property
     def over(self) -> bool:
@@ -81,7 +82,7 @@ class Told:
             "model": self.model,
             "output": self.output() if output is None else output,
             **self.echo,
-            "usage": _usage(self.end) if over and self.end is not None else None,
+            "usage": _usage(self.end, self.reasoning_tokens) if over and self.end is not None else None,
         }
         return {**told, "replayed": True} if over and self.end is not None and self.end.replayed else told
 
@@ -92,7 +93,7 @@ class Told:
 
     def smaller(self) -> list[Told]:
         """Ever less of it, for where there is little room: without its input; and without how its output was cut, so
-        that a stream of it has other events than the first."""
+        that a stream of it has other events than the first, and without its log probabilities."""
         without_input = replace(self, input_kept=False)
         return [without_input, replace(without_input, parts=_joined(self.parts))]
 
@@ -114,6 +115,7 @@ class Told:
                 "parts": [_packed_part(part) for part in self.parts],
                 "end": None if self.end is None else _packed_end(self.end),
                 "error": self.error,
+                "reasoning_tokens": self.reasoning_tokens,
             }
         )
 
@@ -135,16 +137,16 @@ class Told:
             parts=[_unpacked_part(part) for part in kept["parts"]],
             end=None if kept["end"] is None else _unpacked_end(kept["end"]),
             error=kept["error"],
+            reasoning_tokens=kept.get("reasoning_tokens", 0),
         )
 
 
-def _usage(end: Finished) -> dict[str, Any]:
-    """Tokens of reasoning are counted with the others."""
+def _usage(end: Finished, reasoning_tokens: int) -> dict[str, Any]:
     return {
         "input_tokens": end.prompt_tokens,
         "input_tokens_details": {"cached_tokens": end.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": end.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": end.prompt_tokens + end.completion_tokens,
     }
 
@@ -154,6 +156,8 @@ def _joined(parts: list[Part]) -> list[Part]:
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None
+        if isinstance(part, TextPart):
+            part = TextPart(part.text)
         match last, part:
             case TextPart(before), TextPart(text):
                 joined[-1] = TextPart(before + text)
@@ -168,8 +172,8 @@ def _joined(parts: list[Part]) -> list[Part]:
 
 def _packed_part(part: Part) -> list[Any]:
     match part:
-        case TextPart(text):
-            return ["t", text]
+        case TextPart(text, logprobs):
+            return ["t", text, logprobs] if logprobs else ["t", text]
         case ReasoningPart(text):
             return ["r", text]
         case CallBegins(number, call_id, name):
@@ -180,7 +184,9 @@ def _packed_part(part: Part) -> list[Any]:
 
 def _unpacked_part(kept: list[Any]) -> Part:
     kind, *rest = kept
-    makers: dict[str, type[Part]] = {"t": TextPart, "r": ReasoningPart, "c": CallBegins, "a": CallArguments}
+    if kind == "t":
+        return TextPart(rest[0], tuple(rest[1]) if len(rest) > 1 else ())
+    makers: dict[str, type[Part]] = {"r": ReasoningPart, "c": CallBegins, "a": CallArguments}
     return makers[kind](*rest)
 
 

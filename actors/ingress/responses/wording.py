@@ -12,6 +12,7 @@ SESSION_ENDED = "the session that it belongs to is not open"
 LEFT_NO_TURN = "it left no turn to go on from"
 NEVER_MADE = "it was never made, was deleted, or its time is over"
 ITEMS_LOST = "no response was ever made in it, and its items are no longer kept"
+WAITING_LOST = "items that waited for its next response are no longer kept; add them again, or change its metadata"
 
 
 def unknown_response(response_id: str, why: str = "", *, param: str = "response_id") -> ApiError:
