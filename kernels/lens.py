@@ -64,9 +64,9 @@ def refill(into: AttnBatch, batch: AttnBatch, page_size: int) -> None:
     np.cumsum(kv_lens, out=sums[1:])
     lens.kv_lens.copy_(torch.from_numpy(kv_lens), non_blocking=True)
     lens.kv_start.copy_(torch.from_numpy(sums), non_blocking=True)
-    width = batch.page_table.shape[1]
+    width = min(batch.page_table.shape[1], into.page_table.shape[1])
     for table in (into.page_table, lens.page_table):
         table.zero_()
-        table[:rows, :width].copy_(batch.page_table, non_blocking=True)
+        table[:rows, :width].copy_(batch.page_table[:, :width], non_blocking=True)
     into.slots[rows:].fill_(DUMP_PAGE * page_size)
     into.slots[:rows].copy_(batch.slots, non_blocking=True)

@@ -34,13 +34,13 @@ def _library() -> _Library:
     """Raises whatever importing it raises. It warns that attention will not be available when an extension is missing
     that attention does not use: that is not passed on."""
     log = logging.getLogger("xformers")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    before = log.disabled
+    log.disabled = True  # Not its level: it sets that itself.
     try:
         from xformers.ops import fmha
         from xformers.ops.fmha import attn_bias, triton_splitk
     finally:
-        log.setLevel(level)
+        log.disabled = before
     return _Library(fmha, attn_bias, triton_splitk.FwOp)
 
 

@@ -4,9 +4,9 @@ Splits are as long for every row, whatever else is in the batch: a row's result 
 to the last bit (rule I3). Programs of splits that a row does not have end at once.
 """
 
+# Triton reads annotations of kernels as code, and knows tl.constexpr only.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 from __future__ import annotations
-
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -16,23 +16,23 @@ from kernels.triton_paged.tiles import add_tile, pool_offsets, scores_of
 
 @triton.jit
 def decode_kernel(
-    q_ptr: Any,
-    k_ptr: Any,
-    v_ptr: Any,
-    page_table_ptr: Any,
-    kv_lens_ptr: Any,
-    out_ptr: Any,
-    weight_ptr: Any,
-    scale: Any,
-    softcap: Any,
-    window: Any,
-    num_splits: Any,
-    stride_q_row: Any,
-    stride_q_head: Any,
-    stride_page: Any,
-    stride_slot: Any,
-    stride_kv_head: Any,
-    stride_table: Any,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    page_table_ptr,
+    kv_lens_ptr,
+    out_ptr,
+    weight_ptr,
+    scale,
+    softcap,
+    window,
+    num_splits,
+    stride_q_row,
+    stride_q_head,
+    stride_page,
+    stride_slot,
+    stride_kv_head,
+    stride_table,
     capped: tl.constexpr,
     windowed: tl.constexpr,
     group: tl.constexpr,
@@ -42,7 +42,7 @@ def decode_kernel(
     page_size: tl.constexpr,
     tile: tl.constexpr,
     split: tl.constexpr,
-) -> None:
+):
     """Program (row, KV head, split). Of each split: the mean of its values, float32 [rows, q heads, splits, head_dim],
     and the base-2 logarithm of its weights' sum, float32 [rows, q heads, splits]. Empty ones are not written."""
     row, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -86,19 +86,19 @@ def decode_kernel(
 
 @triton.jit
 def combine_kernel(
-    parts_ptr: Any,
-    weight_ptr: Any,
-    kv_lens_ptr: Any,
-    out_ptr: Any,
-    window: Any,
-    num_splits: Any,
-    stride_out_row: Any,
-    stride_out_head: Any,
+    parts_ptr,
+    weight_ptr,
+    kv_lens_ptr,
+    out_ptr,
+    window,
+    num_splits,
+    stride_out_row,
+    stride_out_head,
     windowed: tl.constexpr,
     head_dim: tl.constexpr,
     dim_padded: tl.constexpr,
     split: tl.constexpr,
-) -> None:
+):
     """Program (row, query head): the splits that the row has, by their weights. Zeros for a row without keys."""
     row, head = tl.program_id(0), tl.program_id(1)
     kv_len = tl.load(kv_lens_ptr + row)

@@ -5,9 +5,9 @@ the largest score so far, the sum of weights relative to it, and the weighted su
 base 2: they are multiplied by log2(e), since a GPU computes 2^x.
 """
 
+# Triton reads annotations of kernels as code, and knows tl.constexpr only.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 from __future__ import annotations
-
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -17,15 +17,15 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit
 def pool_offsets(
-    table_row: Any,
-    keys: Any,
-    valid: Any,
-    first_key: Any,
-    stride_page: Any,
-    stride_slot: Any,
+    table_row,
+    keys,
+    valid,
+    first_key,
+    stride_page,
+    stride_slot,
     page_size: tl.constexpr,
     tile: tl.constexpr,
-) -> Any:
+):
     """int64 [tile]: where the keys of a tile begin in the pool. Page ids are widened before they are multiplied: a pool
     may have more than 2^31 elements."""
     if page_size % tile == 0:  # A tile lies in one page.
@@ -36,7 +36,7 @@ def pool_offsets(
 
 
 @triton.jit
-def scores_of(q: Any, k: Any, scale: Any, softcap: Any, capped: tl.constexpr) -> Any:
+def scores_of(q, k, scale, softcap, capped: tl.constexpr):
     """float32 [rows, tile], in base 2. `scale` contains log2(e) where nothing is capped."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if capped:
@@ -46,7 +46,7 @@ def scores_of(q: Any, k: Any, scale: Any, softcap: Any, capped: tl.constexpr) ->
 
 
 @triton.jit
-def add_tile(scores: Any, v: Any, most: Any, total: Any, acc: Any) -> Any:
+def add_tile(scores, v, most, total, acc):
     """(most, total, acc) with one tile more. Scores of keys that are not seen are -inf."""
     new_most = tl.maximum(most, tl.max(scores, axis=1))
     reference = tl.where(new_most == float("-inf"), 0.0, new_most)  # A row that has seen nothing yet.

@@ -4,9 +4,9 @@ A program has a block of queries of one row, with all the query heads that share
 (query, head of the group), so that each key is read once for them all.
 """
 
+# Triton reads annotations of kernels as code, and knows tl.constexpr only.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 from __future__ import annotations
-
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -16,25 +16,25 @@ from kernels.triton_paged.tiles import add_tile, pool_offsets, scores_of
 
 @triton.jit
 def varlen_kernel(
-    q_ptr: Any,
-    k_ptr: Any,
-    v_ptr: Any,
-    page_table_ptr: Any,
-    q_start_ptr: Any,
-    kv_lens_ptr: Any,
-    blocks_ptr: Any,
-    out_ptr: Any,
-    scale: Any,
-    softcap: Any,
-    window: Any,
-    stride_q_row: Any,
-    stride_q_head: Any,
-    stride_page: Any,
-    stride_slot: Any,
-    stride_kv_head: Any,
-    stride_table: Any,
-    stride_out_row: Any,
-    stride_out_head: Any,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    page_table_ptr,
+    q_start_ptr,
+    kv_lens_ptr,
+    blocks_ptr,
+    out_ptr,
+    scale,
+    softcap,
+    window,
+    stride_q_row,
+    stride_q_head,
+    stride_page,
+    stride_slot,
+    stride_kv_head,
+    stride_table,
+    stride_out_row,
+    stride_out_head,
     capped: tl.constexpr,
     windowed: tl.constexpr,
     group: tl.constexpr,
@@ -43,7 +43,7 @@ def varlen_kernel(
     page_size: tl.constexpr,
     rows: tl.constexpr,
     tile: tl.constexpr,
-) -> None:
+):
     """Program (KV head, block). `blocks`: int32 [num_blocks, 2], the row of the batch and its first query."""
     kv_head, block = tl.program_id(0), tl.program_id(1)
     row = tl.load(blocks_ptr + 2 * block)

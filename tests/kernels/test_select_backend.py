@@ -17,7 +17,9 @@ CONFIG = AttnConfig(4, 2, 64, torch.float32, torch.device("cpu"), 16, 0.125)
 ON_GPU = replace(CONFIG, device=torch.device("cuda"), dtype=torch.float16, page_size=64)
 
 
-def kind(name: str, missing: str | None = None, problems: tuple[str, ...] = (), page: int = 1) -> type[AttentionBackend]:
+def kind(
+    name: str, missing: str | None = None, problems: tuple[str, ...] = (), page: int = 1
+) -> type[AttentionBackend]:
     """A backend for GPUs that can be made anywhere; `missing` and `problems` are what it says of itself."""
 
     class Kind(TorchAttention):
