@@ -145,3 +145,28 @@ def test_what_was_thought_may_come_back() -> None:
             assert bytes(at.worker.submits[0].input_ids) == b"user: a\nassistant: \nuser: b\nassistant: "
 
     run(check())
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(
+    ("fields", "reply", "count"),
+    [
+        ({}, "<think>\nHm.\n</think>\n\nYes.", 3),
+        ({}, "Yes.", 0),
+        (THINKING, "Hm.</think>Yes.", 3),
+        (THINKING, "Hm, that never ends", len("Hm, that never ends")),
+    ],
+)
+def test_the_tokens_of_reasoning_are_counted(fields: dict[str, Any], reply: str, count: int, n: int) -> None:
+    """E5: those whose text is told as reasoning; in a stream as in a whole answer, of all replies together."""
+
+    async def check() -> None:
+        async with edge(says(reply), text=toy_text(reasoning="think")) as at:
+            whole = (await at.client.chat(n=n, **fields).whole()).json()["usage"]
+            options = {"stream": True, "stream_options": {"include_usage": True}}
+            stream = await at.client.chat(n=n, **options, **fields).whole()
+        assert whole["completion_tokens_details"] == {"reasoning_tokens": n * count}
+        assert whole["completion_tokens"] == n * len(reply)
+        assert stream.events[-2]["usage"] == whole
+
+    run(check())
