@@ -35,7 +35,7 @@ _FLAGS = (
     "-pthread",
 )
 _LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc", "-pthread")
-_GCC_ONLY = ("-Wno-maybe-uninitialized",)  # Its own headers are full of them.
+_GCC_ONLY = ("-Wno-maybe-uninitialized", "-Wno-uninitialized")  # Its own headers are full of them.
 
 
 class BuildError(RuntimeError):

@@ -70,13 +70,13 @@ void AttentionPlan::run(Team& team, int layer, const Number* kv, const Number* q
 }
 
 void AttentionPlan::whole(const Tile& tile, const Layer& layer) const {
-  const int rows = tile.count * group_;
+  const int rows = tile.count * group_, chunks = tile.chunks();
   float* seen = workspace(2 * static_cast<std::size_t>(rows) * seen_);
   float* later = seen + rows * seen_;
   for (int head = 0; head < shape_.kv_heads; ++head) {
-    look(tile, head, 0, layer, seen);
-    for (int chunk = 1; chunk < tile.chunks(); ++chunk) {
-      look(tile, head, chunk, layer, later);
+    look(tile, {head, 0}, chunks > 1 ? Place{head, 1} : Place{head + 1, 0}, layer, seen);
+    for (int chunk = 1; chunk < chunks; ++chunk) {
+      look(tile, {head, chunk}, chunk + 1 < chunks ? Place{head, chunk + 1} : Place{head + 1, 0}, layer, later);
       for (int row = 0; row < rows; ++row)
         join(Seen{seen + row * seen_}, Seen{later + row * seen_}, shape_.head_dim);
     }
@@ -91,7 +91,8 @@ void AttentionPlan::piece(int index, int chunk, const Layer& layer) {
   const std::int64_t of_chunk = static_cast<std::int64_t>(shape_.heads) * tile.count * seen_;
   float* first = parts_.data() + tile.part;
   for (int head = 0; head < shape_.kv_heads; ++head)
-    look(tile, head, chunk, layer, first + chunk * of_chunk + static_cast<std::int64_t>(head) * rows * seen_);
+    look(tile, {head, chunk}, {head + 1, chunk}, layer,
+         first + chunk * of_chunk + static_cast<std::int64_t>(head) * rows * seen_);
   if (left_[index].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   left_[index].store(tile.chunks(), std::memory_order_relaxed);  // For the next layer.
   for (int head = 0; head < shape_.kv_heads; ++head) {
@@ -104,26 +105,33 @@ void AttentionPlan::piece(int index, int chunk, const Layer& layer) {
   }
 }
 
-void AttentionPlan::look(const Tile& tile, int head, int index, const Layer& layer, float* seen) const {
-  const int begin = index * kChunk, rows = tile.count * group_, size = shape_.head_dim;
+void AttentionPlan::look(const Tile& tile, Place here, Place next, const Layer& layer, float* seen) const {
+  const int begin = here.chunk * kChunk, rows = tile.count * group_, size = shape_.head_dim;
   const std::int64_t plane = static_cast<std::int64_t>(shape_.page_size) * size;
   Chunk chunk;
   chunk.width = std::min(kChunk, tile.length() - begin);
   for (int block = 0; block * kLanes < chunk.width; ++block) {
-    const int key = begin + block * kLanes;
-    const Number* keys = kv_of(shape_, layer.kv, layer.number, tile.pages[key / shape_.page_size], head);
-    chunk.keys[block] = keys + key % shape_.page_size * size;
+    chunk.keys[block] = keys_of(tile, here, block, layer);
     chunk.values[block] = chunk.keys[block] + plane;
   }
+  for (int block = 0; block < kAhead; ++block) chunk.next[block] = keys_of(tile, next, block, layer);
   constexpr int kMost = 256;
   const Number* queries[kMost];
   int valid[kMost];
   for (int row = 0; row < rows; ++row) {
-    const int token = tile.token + row / group_, query_head = head * group_ + row % group_;
+    const int token = tile.token + row / group_, query_head = here.head * group_ + row % group_;
     queries[row] = layer.queries + (static_cast<std::int64_t>(token) * shape_.heads + query_head) * size;
     valid[row] = std::clamp(tile.start + row / group_ + 1 - begin, 0, chunk.width);
   }
   attend(rows, queries, valid, chunk, size, shape_.score_scale, seen);
+}
+
+// A block of a chunk's keys; of the last one, the last head's, where there are no more.
+const Number* AttentionPlan::keys_of(const Tile& tile, Place place, int block, const Layer& layer) const {
+  const int key = std::min(place.chunk * kChunk + block * kLanes, tile.length() - 1) / kLanes * kLanes;
+  const int head = std::min(place.head, shape_.kv_heads - 1);
+  const Number* keys = kv_of(shape_, layer.kv, layer.number, tile.pages[key / shape_.page_size], head);
+  return keys + key % shape_.page_size * shape_.head_dim;
 }
 
 Number* AttentionPlan::output(const Tile& tile, int head, int row, const Layer& layer) const {

@@ -37,6 +37,9 @@ class AttentionPlan {
   struct Item {
     int tile, chunk;  // Chunk -1: all of them.
   };
+  struct Place {
+    int head, chunk;
+  };
   struct Layer {
     int number;
     const Number* kv;
@@ -48,7 +51,8 @@ class AttentionPlan {
   void split(int members);
   void whole(const Tile& tile, const Layer& layer) const;
   void piece(int index, int chunk, const Layer& layer);
-  void look(const Tile& tile, int head, int chunk, const Layer& layer, float* seen) const;
+  void look(const Tile& tile, Place here, Place next, const Layer& layer, float* seen) const;
+  const Number* keys_of(const Tile& tile, Place place, int block, const Layer& layer) const;
   Number* output(const Tile& tile, int head, int row, const Layer& layer) const;
 
   const RemoraShape& shape_;

@@ -30,20 +30,27 @@ struct Scratch {
 
 thread_local Scratch scratch;
 
-inline void fetch(const Number* block, int bytes) {
-  for (int line = 0; line < bytes; line += 64) _mm_prefetch(reinterpret_cast<const char*>(block) + line, _MM_HINT_T0);
+// A register's worth of what is needed later, into the second cache: the first can wait for too few lines at a time to
+// keep memory busy.
+inline void fetch(const Number* operand) {
+  for (int line = 0; line < kLanes * kPair * static_cast<int>(sizeof(Number)); line += 64)
+    _mm_prefetch(reinterpret_cast<const char*>(operand) + line, _MM_HINT_T1);
 }
 
 // Scores of kRows rows and kCount blocks of keys.
 template <int kRows, int kCount>
-inline void score(const Number* const* queries, const Number* const* keys, int head_dim, float* scores) {
+inline void score(const Number* const* queries, const Number* const* keys, const Number* const* ahead, int head_dim,
+                  float* scores) {
   Lanes sums[kRows][kCount];
   for (int r = 0; r < kRows; ++r)
     for (int b = 0; b < kCount; ++b) sums[r][b] = splat(0.0f);
   for (int k = 0; k < head_dim; k += kPair) {
     Operand key[kCount];
 #pragma GCC unroll 2
-    for (int b = 0; b < kCount; ++b) key[b] = load_operand(keys[b] + k * kLanes);
+    for (int b = 0; b < kCount; ++b) {
+      key[b] = load_operand(keys[b] + k * kLanes);
+      fetch(ahead[b] + k * kLanes);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const Operand query = splat_operand(queries[r] + k);
@@ -56,21 +63,22 @@ inline void score(const Number* const* queries, const Number* const* keys, int h
 }
 
 template <int kCount>
-void score_rows(int rows, const Number* const* queries, const Number* const* keys, int head_dim, float* scores) {
+void score_rows(int rows, const Number* const* queries, const Number* const* keys, const Number* const* ahead,
+                int head_dim, float* scores) {
   for (int row = 0; row < rows;) {
     const Number* const* query = queries + row;
     float* to = scores + row * kChunk;
     const int count = std::min(kScoreRows, rows - row);
     switch (count) {
-      case 1: score<1, kCount>(query, keys, head_dim, to); break;
-      case 2: score<2, kCount>(query, keys, head_dim, to); break;
-      case 3: score<3, kCount>(query, keys, head_dim, to); break;
+      case 1: score<1, kCount>(query, keys, ahead, head_dim, to); break;
+      case 2: score<2, kCount>(query, keys, ahead, head_dim, to); break;
+      case 3: score<3, kCount>(query, keys, ahead, head_dim, to); break;
 #if defined(__AVX512F__)
-      case 4: score<4, kCount>(query, keys, head_dim, to); break;
-      case 5: score<5, kCount>(query, keys, head_dim, to); break;
-      case 6: score<6, kCount>(query, keys, head_dim, to); break;
-      case 7: score<7, kCount>(query, keys, head_dim, to); break;
-      default: score<8, kCount>(query, keys, head_dim, to); break;
+      case 4: score<4, kCount>(query, keys, ahead, head_dim, to); break;
+      case 5: score<5, kCount>(query, keys, ahead, head_dim, to); break;
+      case 6: score<6, kCount>(query, keys, ahead, head_dim, to); break;
+      case 7: score<7, kCount>(query, keys, ahead, head_dim, to); break;
+      default: score<8, kCount>(query, keys, ahead, head_dim, to); break;
 #endif
     }
     row += count;
@@ -78,14 +86,20 @@ void score_rows(int rows, const Number* const* queries, const Number* const* key
 }
 
 void score_chunk(int rows, const Number* const* queries, const Chunk& chunk, int head_dim, float* scores) {
-  const int blocks = (chunk.width + kLanes - 1) / kLanes, bytes = head_dim * kLanes * static_cast<int>(sizeof(Number));
-  int block = 0;
-  for (; block + 2 <= blocks; block += 2) {
-    for (int ahead = block + 2; ahead < block + 4; ++ahead)
-      fetch(ahead < blocks ? chunk.keys[ahead] : chunk.values[ahead - blocks], bytes);
-    score_rows<2>(rows, queries, chunk.keys + block, head_dim, scores + block * kLanes);
+  const int blocks = (chunk.width + kLanes - 1) / kLanes;
+  const auto ahead_of = [&](int block) {
+    const int ahead = block + kAhead;
+    return ahead < blocks ? chunk.keys[ahead] : chunk.values[std::min(ahead - blocks, blocks - 1)];
+  };
+  for (int block = 0; block < blocks; block += 2) {
+    const Number* ahead[] = {ahead_of(block), ahead_of(block + 1)};
+    float* to = scores + block * kLanes;
+    if (block + 2 <= blocks) {
+      score_rows<2>(rows, queries, chunk.keys + block, ahead, head_dim, to);
+    } else {
+      score_rows<1>(rows, queries, chunk.keys + block, ahead, head_dim, to);
+    }
   }
-  if (block < blocks) score_rows<1>(rows, queries, chunk.keys + block, head_dim, scores + block * kLanes);
 }
 
 // One row's weights of `width` keys, 0 where it does not see them; the last pair is filled up with 0.
@@ -114,7 +128,7 @@ inline void collect(const Number* weights, const Chunk& chunk, int head_dim, int
   Lanes sums[kRows][kCount];
   for (int r = 0; r < kRows; ++r)
     for (int d = 0; d < kCount; ++d) sums[r][d] = splat(0.0f);
-  const int pairs = chunk.width / kPair, in_block = kLanes / kPair;
+  const int pairs = chunk.width / kPair, in_block = kLanes / kPair, last = (chunk.width - 1) / kLanes;
   const auto add_pair = [&](int pair, const Operand(&values)[kCount]) {
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
@@ -127,10 +141,14 @@ inline void collect(const Number* weights, const Chunk& chunk, int head_dim, int
   for (int block = 0; block * in_block < pairs; ++block) {
     const Number* value = chunk.values[block] + begin * kPair;
     const int end = std::min(pairs, (block + 1) * in_block);
-    if (begin == 0 && end < pairs) fetch(chunk.values[block + 1], head_dim * kLanes * sizeof(Number));
-    for (int pair = block * in_block; pair < end; ++pair, value += head_dim * kPair) {
+    const int later = block + kAhead;
+    const Number* ahead = (later <= last ? chunk.values[later] : chunk.next[later - last - 1]) + begin * kPair;
+    for (int pair = block * in_block; pair < end; ++pair, value += head_dim * kPair, ahead += head_dim * kPair) {
 #pragma GCC unroll 4
-      for (int d = 0; d < kCount; ++d) values[d] = load_operand(value + d * kLanes * kPair);
+      for (int d = 0; d < kCount; ++d) {
+        values[d] = load_operand(value + d * kLanes * kPair);
+        fetch(ahead + d * kLanes * kPair);
+      }
       add_pair(pair, values);
     }
   }
