@@ -280,8 +280,8 @@ def test_a_real_model_converses_alike(model: Web) -> None:
         talks = {
             name: talk for name, talk in conversations(client).items() if talk.dialect in (CHAT, MESSAGE, RESPONSE)
         }
-        begun = [await talk.begin(first) for talk in talks.values()]
-        gone_on = [await talk.go_on(second) for talk in talks.values()]
+        begun = await asyncio.gather(*(talk.begin(first) for talk in talks.values()))
+        gone_on = await asyncio.gather(*(talk.go_on(second) for talk in talks.values()))
         one = all_the_same(dict(zip(talks, begun, strict=True)))
         all_the_same(dict(zip(talks, gone_on, strict=True)))
         total = one.prompt_tokens + one.completion_tokens
