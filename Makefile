@@ -19,7 +19,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
+# The fused CPU step too, compiled anew when its sources change; without a compiler torch computes alone.
 setup: $(STAMP)
+	@$(BIN)/python -m kernels.cpu.build || true
 
 check: setup
 	$(BIN)/ruff check .

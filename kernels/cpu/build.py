@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -43,11 +44,13 @@ class BuildError(RuntimeError):
 
 
 def build(say: Callable[[str], None], target: Path = LIBRARIES) -> list[Path]:
-    """Compile what is missing or stale. Returns all libraries. Raises BuildError."""
+    """Compile what is missing or stale. Returns all libraries. Raises BuildError, also where there is no compiler."""
     wanted = {target / file_name(variant): variant for variant in VARIANTS}
     fingerprint = sources()
     missing = {path: variant for path, variant in wanted.items() if made_from(path) != fingerprint}
     if missing:
+        if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
+            raise BuildError(f"it is written for Linux on x86-64, not for {sys.platform} on {platform.machine()}")
         compiler = find_compiler()
         target.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
