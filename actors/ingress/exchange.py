@@ -33,6 +33,9 @@ from actors.messages import Outcome, Reason, Stage
 
 log = logging.getLogger(__name__)
 
+INLINE_SCORES = 4096
+"""With more log probabilities of prompts, an answer is not put together on the event loop."""
+
 
 class GenerateEndpoint:
     """The ASGI callable of a route. `has_body` False: requests carry none, and are read as an empty object."""
@@ -176,7 +179,11 @@ class Exchange:
                 raise error
         if self._keeping is not None:
             await self._keeping.ended(choices, None, self._request_id)
-        await send_whole(life.send, 200, voice.whole(choices), self._answer_headers)
+        if sum(len(choice.scores) for choice in choices) > INLINE_SCORES:
+            body = await asyncio.to_thread(voice.whole, choices)
+        else:
+            body = voice.whole(choices)
+        await send_whole(life.send, 200, body, self._answer_headers)
 
     async def _tracked_send(self, message: Message) -> None:
         self._started = True

@@ -15,7 +15,7 @@ from actors.ingress.choices import Choice
 from actors.ingress.errors import ApiError, is_answer
 from actors.ingress.logprobs import TokenBytes, Told, finite, text_of
 from actors.ingress.openai_answers import DONE, KEEP_ALIVE, event
-from actors.messages import Finished, Outcome, TokenLogprobs
+from actors.messages import Finished, Outcome
 from actors.replies.parts import Part, TextPart
 
 UNKNOWN_WEIGHTS = "default"
@@ -49,8 +49,8 @@ class NativeVoice:
         self._counted = [0] * len(names)
         """How many ids of each reply need not be told again."""
         self._scores = [Scores(token_bytes) for _ in names]
-        self._prompt_told = [False] * len(names)
-        """Whether a stream has told of the prompt: its first event does, and its last, as of a whole answer."""
+        self._prompt_told: list[Json | None] = [None] * len(names)
+        """What was told of each prompt: by the first event of a stream, and again by its last, as in a whole answer."""
 
     def opens(self, choice: Choice) -> bytes:
         self._told[choice.index] = choice
@@ -124,13 +124,15 @@ class NativeVoice:
 
     def _logprobs_of(self, choice: Choice) -> Json:
         at = choice.index
-        repeats = self._prompt_told[at] and (self._incremental or choice.end is None)
-        self._prompt_told[at] = True
         named = len(choice.running.call.submit.sampling.logprob_ids)
-        return {
-            **self._scores[at].of_prompt(() if repeats else choice.scores, named),
-            **self._scores[at].of(choice.logprobs, named),
-        }
+        reply = self._scores[at].of(choice.logprobs, named)
+        if self._prompt_told[at] is None:
+            self._prompt_told[at] = prompt = self._scores[at].of_prompt(choice.scores, named)
+        elif self._incremental or choice.end is None:
+            prompt = self._scores[at].of_prompt((), named)
+        else:
+            prompt = self._prompt_told[at] or {}
+        return {**prompt, **reply}
 
 
 class Scores:
@@ -146,37 +148,44 @@ class Scores:
 
     def of(self, told: Sequence[Told], named: int = 0) -> Json:
         """`told`: all of the reply's so far. `named`: how many tokens were asked for by their ids."""
-        for token, known in told[self._read :]:
-            own, top, others = self._one(token, known, named)
-            self._own.append(orjson.dumps(own))
-            self._top.append(orjson.dumps(top))
-            if named:
-                self._named.append(orjson.dumps(others))
+        fresh = told[self._read :]
         self._read = len(told)
+        self._own += map(orjson.dumps, self._own_of(fresh))
+        self._top += map(orjson.dumps, self._beside(fresh, 0, named))
         lists = {"output_token_logprobs": _listed(self._own), "output_top_logprobs": _listed(self._top)}
-        return {**lists, "output_token_ids_logprobs": _listed(self._named)} if named else lists
+        if not named:
+            return lists
+        self._named += map(orjson.dumps, self._beside(fresh, -named, 0))
+        return {**lists, "output_token_ids_logprobs": _listed(self._named)}
 
     def of_prompt(self, told: Sequence[Told], named: int = 0) -> Json:
         """`told`: all of the prompt's. Its first token has no log probability."""
-        each = [self._one(token, known, named) for token, known in told]
-        lists = {"input_token_logprobs": [one[0] for one in each], "input_top_logprobs": [one[1] for one in each]}
-        return {**lists, "input_token_ids_logprobs": [one[2] for one in each]} if named else lists
+        lists: Json = {"input_token_logprobs": self._own_of(told), "input_top_logprobs": self._beside(told, 0, named)}
+        if named:
+            lists["input_token_ids_logprobs"] = self._beside(told, -named, 0)
+        return {name: orjson.Fragment(orjson.dumps(each)) for name, each in lists.items()}
 
     def forget(self) -> None:
         """What was told so far need not be told again."""
         self._own, self._top, self._named = [], [], []
 
-    def _one(self, token: int, known: TokenLogprobs | None, named: int) -> tuple[Any, Any, Any]:
-        """(its own, the likeliest, those asked for)"""
-        if known is None:
-            return self._score(token, None), None, None
-        own, told = known
-        pairs = [self._score(other, value) for other, value in told]
-        return self._score(token, own), pairs[: len(pairs) - named], pairs[len(pairs) - named :]
+    def _own_of(self, told: Sequence[Told]) -> list[Any]:
+        text = self._text
+        return [[None if known is None else finite(known[0]), token, text(token)] for token, known in told]
 
-    def _score(self, token: int, value: float | None) -> list[Any]:
-        text = None if self._token_bytes is None else text_of(self._token_bytes(token))
-        return [None if value is None else finite(value), token, text]
+    def _beside(self, told: Sequence[Told], begin: int, end: int) -> list[Any]:
+        """The likeliest tokens, or those that were asked for, which stand behind them: from `begin` on, up to `end`
+        before the last."""
+        text = self._text
+        return [
+            None
+            if known is None
+            else [[finite(value), other, text(other)] for other, value in known[1][begin : len(known[1]) - end]]
+            for _, known in told
+        ]
+
+    def _text(self, token: int) -> str | None:
+        return None if self._token_bytes is None else text_of(self._token_bytes(token))
 
 
 def _listed(items: Sequence[bytes]) -> orjson.Fragment:

@@ -228,3 +228,15 @@ def test_a_token_that_is_none_is_refused(tmp_path: Path) -> None:
         assert (call.status, call.json()["error"]["param"]) == (400, "token_ids_logprob[0]")
 
     run(check())
+
+
+def test_a_long_prompt_is_told_without_standing_in_the_way(tmp_path: Path) -> None:
+    """I1: what takes long to write is not written on the event loop."""
+
+    async def check() -> None:
+        async with cluster(tmp_path) as at:
+            text = TEXT * 300
+            told = await generate(at.client, text, logprob_start_len=0, sampling_params=NONE)
+        assert told["meta_info"]["input_token_logprobs"] == listed(text, 0)
+
+    run(check())
