@@ -93,8 +93,9 @@ def check_access(config: RemoraConfig) -> None:
         say(f"no API keys are set: whoever reaches {config.ingress.host} may use it (see `remora keys new --help`)")
     if config.auth.keys_file:
         read_keys_file(config.auth.keys_file)
-    if config.ingress.access_log:
-        open(config.ingress.access_log, "a", encoding="ascii").close()
+    for log in (config.ingress.access_log, config.workers.request_log):
+        if log:
+            open(log, "a", encoding="ascii").close()
 
 
 def check_address(address: str) -> None:
@@ -110,13 +111,13 @@ def check_address(address: str) -> None:
 
 def with_absolute_files(config: RemoraConfig) -> RemoraConfig:
     """Paths of files as they mean the same to every process."""
-    keys_file, access_log = (
-        os.path.abspath(path) if path else "" for path in (config.auth.keys_file, config.ingress.access_log)
-    )
+    files = (config.auth.keys_file, config.ingress.access_log, config.workers.request_log)
+    keys_file, access_log, log_of_workers = (os.path.abspath(path) if path else "" for path in files)
     return replace(
         config,
         auth=replace(config.auth, keys_file=keys_file),
         ingress=replace(config.ingress, access_log=access_log),
+        workers=replace(config.workers, request_log=log_of_workers),
     )
 
 

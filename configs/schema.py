@@ -129,6 +129,8 @@ class WorkerConfig:
     `num_cpus`, `num_gpus`: Ray resources of each rank. `rank_placement`: `strict_pack`, all ranks of a worker on one
     node, or `pack`, on several if need be. `toy_step_s`: how long a step of the toy runner takes;
     `toy_weights`: a file whose content stands for its weights, empty = none; `toy_start_s`: how long it takes to start.
+    `request_log`: a file, on each worker's node, for one JSON line per request that ended there: no prompts, no texts,
+    ids escaped, with the trace that its client sent along. Empty = none.
     """
 
     count: int = 1
@@ -142,6 +144,7 @@ class WorkerConfig:
     toy_step_s: float = 0.0
     toy_weights: str = ""
     toy_start_s: float = 0.0
+    request_log: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from logging.handlers import WatchedFileHandler
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.ingress.auth import Caller, find_caller
+from actors.ingress.tracing import find_span
 
 MAX_PATH = 1024
 
@@ -89,4 +90,7 @@ def line(scope: Scope, seen: _Seen, took_s: float) -> str:
         "complete": seen.complete,
         "ms": round(took_s * 1000, 1),
     }
+    span = find_span(scope)
+    if span is not None:
+        fields |= {"trace_id": span.trace_id, "span_id": span.span_id, "parent_id": span.parent_id}
     return json.dumps(fields, ensure_ascii=True)

@@ -25,6 +25,7 @@ from actors.ingress.openai_routes import ChatApi, CompletionApi
 from actors.ingress.plain_routes import Handler, error_answer, plain
 from actors.ingress.responses.routes import Responses
 from actors.ingress.responses.table import response_routes
+from actors.ingress.tracing import Tracing
 
 
 def build_app(ingress: Ingress) -> Starlette:
@@ -54,6 +55,7 @@ def build_app(ingress: Ingress) -> Starlette:
     ]
     if log is not None:
         middleware.insert(0, Middleware(AccessLog, handler=log))
+    middleware.insert(0, Middleware(Tracing))
     return Starlette(
         routes=[*_routes(ingress), *response_routes(ingress, responses)],
         middleware=middleware,

@@ -14,7 +14,7 @@ from actors.ingress.error_shapes import error_body, is_anthropic
 from actors.ingress.errors import Invalid
 from actors.ingress.http_io import path_of, request_id_of, send_json
 
-EXPOSED_HEADERS = ("x-request-id", "request-id", "x-remora-worker", "retry-after", "x-should-retry")
+EXPOSED_HEADERS = ("x-request-id", "request-id", "x-remora-worker", "retry-after", "x-should-retry", "traceparent")
 PREFLIGHT_MAX_AGE_S = 600
 _PER_HEADER = 4
 """`: ` and the line's end."""

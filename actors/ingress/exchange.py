@@ -115,7 +115,7 @@ class Exchange:
     async def _answer(self, request: GenerationRequest, life: Lifeline) -> None:
         if self._keeping is not None:
             request = await self._keeping.arrange(request)
-        calls = await self._ingress.prepare(request, self._caller.tenant)
+        calls = _traced(await self._ingress.prepare(request, self._caller.tenant), self._headers)
         voice = self._api.voice(request, self._ingress.text)
         try:
             choices = self._start(request, calls)
@@ -199,6 +199,12 @@ class Exchange:
         """Count the end, unless a worker has the request: then its account of the end is the one that counts."""
         if not self._running:
             self._meter.end(Outcome.ABORT, Reason.CLIENT_DISCONNECT, Stage.INGRESS)
+
+
+def _traced(calls: list[Call], headers: Headers) -> list[Call]:
+    """The same, told of the trace that they are part of, if they are."""
+    trace = headers.get("traceparent", "")
+    return [replace(call, submit=replace(call.submit, trace=trace)) for call in calls] if trace else calls
 
 
 def _as_asked(error: ApiError, request: GenerationRequest, call: Call) -> ApiError:

@@ -134,6 +134,7 @@ class Submit:
     `resumed_ids`: output that the client has already, from a worker that was lost; generation goes on behind it, and
     events count from there (rule T4). `resumed_prompt`: the `Tokens.prompt` that it came with.
     `weight`: the tenant's share of the worker beside other tenants that have one; 0 = first come, first served.
+    `trace`: the W3C `traceparent` of the ingress's span, for the worker's request log; empty: part of no trace.
     """
 
     key: str
@@ -159,6 +160,7 @@ class Submit:
     only_join: bool = False
     resumed_ids: TokenIds = ()
     resumed_prompt: bytes = b""
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

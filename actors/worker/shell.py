@@ -45,6 +45,7 @@ from actors.worker.kv_parcels import Parcels
 from actors.worker.loop import Loop
 from actors.worker.mailbox import Mailbox
 from actors.worker.outbox import Outbox
+from actors.worker.request_log import request_log
 from actors.worker.store_effects import StoreEffects
 from configs import HibernateConfig, RemoraConfig
 
@@ -125,7 +126,8 @@ class WorkerShell:
         self._draining = False
         self._stopped = False
         self._mailbox = Mailbox()
-        self._outbox = Outbox(config.cluster.ingress_lease_s, clock)
+        self._log = request_log(worker_id, config, clock, wall_clock)
+        self._outbox = self._log or Outbox(config.cluster.ingress_lease_s, clock)
         self._kv_effects = KVEffects(runner, config.hibernate, self._mailbox.put)
         self._store_effects = StoreEffects(store, self._mailbox.put, wall_clock, runner.info.weights)
         self._grammar_effects = GrammarEffects(
@@ -154,6 +156,8 @@ class WorkerShell:
         self._grammar_effects.close()
         self._store_effects.close()
         self._outbox.fail_asks(WorkerStopped(self.worker_id))
+        if self._log is not None:
+            self._log.close()
         self.runner.close()
 
     @property
@@ -168,6 +172,8 @@ class WorkerShell:
         if self._stopped or self.loop_error is not None:
             raise WorkerStopped(self.worker_id)
         self._outbox.expect(message.ingress)
+        if self._log is not None:
+            self._log.begin(message)
         self._mailbox.put(message)
 
     async def poll_frame(self, ingress: str, acknowledged: int = 0, timeout_s: float = 1.0) -> bytes:

@@ -99,8 +99,11 @@ def test_an_open_server_on_the_network_says_so(
 
 def test_files_are_named_for_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config = with_absolute_files(load(None, {"auth.keys_file": "k.yaml", "ingress.access_log": "a.log"}))
+    config = with_absolute_files(
+        load(None, {"auth.keys_file": "k.yaml", "ingress.access_log": "a.log", "workers.request_log": "r"})
+    )
     assert (config.auth.keys_file, config.ingress.access_log) == (str(tmp_path / "k.yaml"), str(tmp_path / "a.log"))
+    assert config.workers.request_log == str(tmp_path / "r")
     assert with_absolute_files(load()) == load()
 
 

@@ -33,7 +33,7 @@ from actors.runner.base import ModelRunner
 from actors.runner.toy import ToyRunner
 from actors.worker.shell import WorkerShell, WorkerStopped
 from cluster.store.sqlite import SqliteStore
-from configs import AuthConfig, EngineConfig, IngressConfig, RemoraConfig, TenantLimits
+from configs import AuthConfig, EngineConfig, IngressConfig, RemoraConfig, TenantLimits, WorkerConfig
 from tests.ingress.asgi import Client
 
 RunnerMaker = Callable[[], ModelRunner]
@@ -254,6 +254,7 @@ async def cluster(
     text: TextModel | None = None,
     auth: AuthConfig | None = None,
     tenants: dict[str, TenantLimits] | None = None,
+    request_log: str = "",
     **ingress: Any,
 ) -> AsyncIterator[Cluster]:
     config = replace(
@@ -262,6 +263,7 @@ async def cluster(
         ingress=IngressConfig(**{"flush_s": 0.005, **ingress}),
         auth=auth or AuthConfig(),
         tenants=tenants or {},
+        workers=WorkerConfig(request_log=request_log),
     )
     store = SqliteStore(str(folder / "sessions.sqlite"))
     make = runner or (lambda: ToyRunner(step_s=step_s))

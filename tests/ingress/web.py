@@ -16,7 +16,7 @@ import uvicorn
 from tests.ingress.asgi import eventually
 from tests.ingress.local import Cluster, cluster
 
-START_S = 10.0
+START_S = 60.0
 
 
 @dataclass
