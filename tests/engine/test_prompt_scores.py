@@ -84,7 +84,7 @@ def test_a_preempted_request_tells_none_twice(depth: int) -> None:
 
 
 def test_a_turn_is_scored_on_the_restored_prompt(depth: int) -> None:
-    """S1, K1: from within the history on; its slot's pages are left as they are until the turn has committed."""
+    """S1, K1: session case S21: from within the history on."""
     driver = Driver(depth=depth)
     driver.open()
     first = driver.turn("k1", PROMPT, rid="r1")
@@ -100,6 +100,22 @@ def test_a_turn_is_scored_on_the_restored_prompt(depth: int) -> None:
     assert last.end is not None
     assert last.end.cached_tokens in (len(whole) + 7, len(whole) + 8)
     assert last.ids == expected([*whole, *told.ids, 4], 8)
+
+
+def test_scoring_takes_pages_of_its_own(depth: int) -> None:
+    """K2: what the slot holds is not written again, be it the same: other pages are, until the turn has committed."""
+    driver = Driver(depth=depth)
+    driver.open()
+    driver.turn("k1", PROMPT, rid="r1")
+    driver.run()
+    kv = driver.engine.core.kv
+    (slot,) = kv.slots.all().values()
+    driver.turn("k2", [1, 2, 3], rid="r2", sampling=asking(10))
+    plan = driver.launch()
+    assert plan is not None
+    written = {item.page_table[at // 4] for item in plan.items for at in range(item.start, item.start + item.count)}
+    assert not written & set(slot.pages)
+    driver.run()
 
 
 def test_an_aborted_one_leaves_the_slot_as_it_was(depth: int) -> None:

@@ -117,21 +117,24 @@ def test_a_session_that_has_gone_on_meanwhile_refuses(tmp_path: Path, monkeypatc
     async def check() -> None:
         async with asking(tmp_path) as (at, api):
             conversation = (await made(api, items=ZERO))["id"]
-            place, both = at.ingress.router.target, asyncio.Event()
+            place, turns = at.ingress.router.target, [asyncio.Event(), asyncio.Event()]
+            found: list[str] = []
 
             async def held(placing: Any, *args: Any) -> Any:
-                if placing.session.behind is not None and not both.is_set():
-                    await both.wait()
+                if placing.session.behind is not None and placing.submit.rid not in found:
+                    found.append(placing.submit.rid)
+                    await turns[len(found) - 1].wait()
                 return await place(placing, *args)
 
             monkeypatch.setattr(at.ingress.router, "target", held)
             asked = [api.start(text, conversation=conversation) for text in ("one", "two")]
-            await eventually(lambda: len(at.ingress.router.running) == 2)
-            both.set()
+            await eventually(lambda: len(found) == 2)
+            turns[0].set()
+            await asyncio.wait([one.task for one in asked], return_when=asyncio.FIRST_COMPLETED)
+            turns[1].set()
             for one in asked:
                 await one.whole()
-            statuses = sorted(one.status for one in asked)
-            assert statuses == [200, 409]
+            assert sorted(one.status for one in asked) == [200, 409]
             (done,) = (one.json() for one in asked if one.status == 200)
             _, (_, asked_with), _ = await items(api, conversation)
             assert text_of(done) == said(f"user: zero\nuser: {asked_with}\nassistant: ")
