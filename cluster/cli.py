@@ -1,4 +1,4 @@
-"""The command `remora`: serve, chat, status, rollout, keys."""
+"""The command `remora`: serve, chat, status, rollout, doctor, keys."""
 
 from __future__ import annotations
 
@@ -64,8 +64,18 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     rollout.add_argument("--url", default=url, help="the server (env REMORA_URL, or HOST and PORT)")
     rollout.add_argument("--no-wait", action="store_true", help="return as soon as it has begun")
     rollout.set_defaults(run=_rollout)
+    _add_doctor(commands, environ)
     _add_keys(commands)
     return root
+
+
+def _add_doctor(commands: Any, environ: Mapping[str, str]) -> None:
+    doctor = commands.add_parser("doctor", help="what this machine has, and what would serve a model on it")
+    doctor.add_argument("models", nargs="*", metavar="MODEL", help="default: what is served")
+    doctor.add_argument("--config", default=environ.get("CONFIG"), help="YAML file of settings (env CONFIG)")
+    doctor.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="any setting, as for serve")
+    doctor.add_argument("--json", action="store_true", help="the report as JSON")
+    doctor.set_defaults(run=_doctor, model=environ.get("MODEL"), host=None, port=None, workers=None)
 
 
 def _add_keys(commands: Any) -> None:
@@ -143,6 +153,12 @@ def _rollout(args: argparse.Namespace) -> int:
     from cluster.cli_rollout import roll_out
 
     return roll_out(args.url, wait=not args.no_wait, headers=key_header(os.environ))
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from cluster.cli_doctor import doctor
+
+    return doctor(settings(args), args.models, as_json=args.json)
 
 
 def _new_key(args: argparse.Namespace) -> int:

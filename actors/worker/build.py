@@ -60,7 +60,7 @@ def build_rank(config: RemoraConfig, number: int) -> Rank:
 
     torch.set_num_threads(compute_threads(config))
     folder = resolve(config.model.id, config.model.cache_dir, progress=False)
-    return Rank(ModelSetup.of(folder.path, **_of_the_model(config)), number, config.workers.tensor_parallel)
+    return Rank(ModelSetup.of(folder.path, **told_to_ranks(config)), number, config.workers.tensor_parallel)
 
 
 def _be_patient() -> None:
@@ -69,7 +69,7 @@ def _be_patient() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
-def _of_the_model(config: RemoraConfig) -> dict[str, Any]:
+def told_to_ranks(config: RemoraConfig) -> dict[str, Any]:
     """What all ranks are told."""
     return {
         "dtype": config.model.dtype,
@@ -92,7 +92,7 @@ def _model_runner(config: RemoraConfig, ranks_lost: Callable[[str], None] | None
     build, remark = runner_class(config, folder.path)
     runner = build(
         folder.path,
-        **_of_the_model(config),
+        **told_to_ranks(config),
         max_context=config.model.max_context,
         threads=compute_threads(config),
         vocab_bytes=tokenizer.vocab_bytes(),
@@ -113,7 +113,7 @@ def runner_class(config: RemoraConfig, folder: Path) -> tuple[type[TorchRunner],
     if config.workers.tensor_parallel > 1:
         why = "a model that is split over ranks is computed by torch"
     else:
-        why = why_not(folder, **_of_the_model(config))
+        why = why_not(folder, **told_to_ranks(config))
     if not why:
         return CpuRunner, ""
     if config.workers.num_gpus:
