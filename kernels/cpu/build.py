@@ -40,17 +40,21 @@ _GCC_ONLY = ("-Wno-maybe-uninitialized", "-Wno-uninitialized")  # Its own header
 
 
 class BuildError(RuntimeError):
-    """The operator cannot be compiled. The message says why."""
+    """The operator is not compiled. The message says why."""
+
+
+class NoCompiler(BuildError):
+    """It cannot be, here."""
 
 
 def build(say: Callable[[str], None], target: Path = LIBRARIES) -> list[Path]:
-    """Compile what is missing or stale. Returns all libraries. Raises BuildError, also where there is no compiler."""
+    """Compile what is missing or stale. Returns all libraries. Raises BuildError."""
     wanted = {target / file_name(variant): variant for variant in VARIANTS}
     fingerprint = sources()
     missing = {path: variant for path, variant in wanted.items() if made_from(path) != fingerprint}
     if missing:
         if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
-            raise BuildError(f"it is written for Linux on x86-64, not for {sys.platform} on {platform.machine()}")
+            raise NoCompiler(f"it is written for Linux on x86-64, not for {sys.platform} on {platform.machine()}")
         compiler = find_compiler()
         target.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -84,11 +88,11 @@ def made_from(library: Path) -> str:
 
 
 def find_compiler() -> str:
-    """$CXX, else the first that there is. Raises BuildError."""
+    """$CXX, else the first that there is. Raises NoCompiler."""
     named = os.environ.get("CXX", "")
     found = next((path for name in ([named] if named else _COMPILERS) if (path := shutil.which(name))), None)
     if found is None:
-        raise BuildError(f"there is no C++ compiler ({named or ', '.join(_COMPILERS)})")
+        raise NoCompiler(f"there is no C++ compiler ({named or ', '.join(_COMPILERS)})")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What every runner owes the engine: the same tests for toy, script and torch."""
+"""What every runner owes the engine: the same tests for toy, script, torch and cpu."""
 
 from __future__ import annotations
 
@@ -16,26 +16,34 @@ from actors.messages import SamplingParams
 from actors.runner.base import ModelRunner
 from actors.runner.script import ScriptRunner
 from actors.runner.toy import ToyRunner
+from tests.kernels.cpu.builds import unusable
 from tests.runner import tiny
 
 Make = Callable[[], ModelRunner]
-PAGE = 4
+PAGE, CPU_PAGE, NUM_PAGES = 4, 16, 32
 SCRIPT = [11, 12, 13, 14, 15, 16, 17, 18]
 
 
-@pytest.fixture(params=["toy", "script", "torch"])
+@pytest.fixture(params=["toy", "script", "torch", "cpu"])
 def make(request: pytest.FixtureRequest, saved: Callable[[str], tuple[Path, Any]]) -> Iterator[Make]:
     made: list[ModelRunner] = []
+    if request.param == "cpu" and (why := unusable("float32")):
+        pytest.skip(why)
 
     def new() -> ModelRunner:
         runner: ModelRunner
         if request.param == "toy":
-            runner = ToyRunner(page_size=PAGE, kv_tokens=128, max_context=64)
+            runner = ToyRunner(page_size=PAGE, kv_tokens=NUM_PAGES * PAGE, max_context=64)
         elif request.param == "script":
             words = [bytes([i]) for i in range(200)]
-            runner = ScriptRunner(SCRIPT, vocab_bytes=words, eos_id=0, page_size=PAGE, kv_tokens=128, max_context=64)
+            runner = ScriptRunner(
+                SCRIPT, vocab_bytes=words, eos_id=0, page_size=PAGE, kv_tokens=NUM_PAGES * PAGE, max_context=64
+            )
+        elif request.param == "cpu":
+            sizes = {"page_size": CPU_PAGE, "kv_tokens": NUM_PAGES * CPU_PAGE}
+            runner = tiny.cpu_runner(saved("wide-untied")[0], **sizes, max_context=64)
         else:
-            runner = tiny.runner(saved("llama-untied")[0], page_size=PAGE, kv_tokens=128, max_context=64)
+            runner = tiny.runner(saved("llama-untied")[0], page_size=PAGE, kv_tokens=NUM_PAGES * PAGE, max_context=64)
         made.append(runner)
         return runner
 
@@ -69,8 +77,8 @@ def test_info_is_sane(make: Make) -> None:
     info = make().info
     assert info.name
     assert info.description
-    assert info.page_size == PAGE
-    assert info.num_pages == 128 // PAGE + NUM_RESERVED_PAGES
+    assert info.page_size == (CPU_PAGE if info.name == "cpu" else PAGE)
+    assert info.num_pages == NUM_PAGES + NUM_RESERVED_PAGES
     assert info.max_context == 64
     assert info.eos_ids
     assert all(0 <= token < info.vocab_size for token in info.eos_ids)
@@ -112,10 +120,11 @@ def test_page_tables_are_honoured(make: Make) -> None:
 
 def test_shared_prefix_pages_are_read(make: Make) -> None:
     """K3: a second request that begins with full pages of the first computes only the rest."""
-    prompt = [5, 6, 7, 8, 9, 10]
     runner = make()
+    page = runner.info.page_size
+    prompt = list(range(5, 5 + page + 2))
     expected = run(runner, item(1, 0, prompt, [5, 6]))[1]
-    assert run(runner, item(2, 4, prompt[4:], [5, 7]))[2] == expected
+    assert run(runner, item(2, page, prompt[page:], [5, 7]))[2] == expected
 
 
 def test_steps_run_in_the_order_of_launch_and_pending_tokens_are_filled_in(make: Make) -> None:
@@ -164,13 +173,14 @@ def moved(runner: ModelRunner, pages: list[int], to: list[int], into: ModelRunne
 def test_pages_that_left_the_cache_go_on_elsewhere(make: Make) -> None:
     """K7: no step can tell them from those they are copies of, whatever became of the old ones, whichever runner of
     this kind they come back to."""
-    prompt, pages = [5, 6, 7, 8, 9, 10], [2, 3, 4, 5]
-    expected = continuation(make(), 1, prompt, pages, 8)
     runner, another = make(), make()
+    page, pages = runner.info.page_size, [2, 3, 4, 5]
+    prompt = list(range(5, 5 + page + 2))
+    expected = continuation(make(), 1, prompt, pages, 8)
     known = continuation(runner, 1, prompt, pages, 3)
     data = runner.read_pages(pages[:2]).wait()
     assert len(data) == 2 * runner.info.page_bytes
-    continuation(runner, 2, [30, 31, 32, 33, 34, 35, 36], pages, 6)  # Nothing is left of what they held.
+    continuation(runner, 2, list(range(30, 30 + page + 3)), pages, 6)  # Nothing is left of what they held.
     for one in (runner, another):
         one.write_pages([20, 11], data).wait()
         got, table = list(known), [20, 11, 7, 8]
@@ -182,7 +192,7 @@ def test_pages_that_left_the_cache_go_on_elsewhere(make: Make) -> None:
 
 def test_pages_are_read_in_the_order_they_are_asked_for(make: Make) -> None:
     runner = make()
-    continuation(runner, 1, [5, 6, 7, 8, 9, 10, 11, 12, 13], [2, 3, 4], 1)
+    continuation(runner, 1, list(range(5, 5 + 2 * runner.info.page_size + 1)), [2, 3, 4], 1)
     each = {page: runner.read_pages([page]).wait() for page in (2, 3, 4)}
     assert runner.read_pages([4, 2, 3]).wait() == each[4] + each[2] + each[3]
     assert len(set(each.values())) == (3 if runner.info.page_bytes else 1)

@@ -17,9 +17,9 @@ from actors.model.errors import ModelUnusable
 from actors.runner.cpu.runner import CpuRunner, why_not
 from actors.runner.torch.group import RankGroup
 from kernels.cpu import library as library_module
-from kernels.cpu.build import BuildError, build
-from kernels.cpu.library import Library, load
+from kernels.cpu.library import load
 from tests.engine.driver import Driver
+from tests.kernels.cpu.builds import unusable
 from tests.runner import tiny
 
 Saved = Callable[[str], tuple[Path, Any]]
@@ -29,21 +29,13 @@ NUM_TOKENS = 120
 @pytest.fixture(autouse=True, scope="module")
 def _built() -> None:
     """Compiled if it is not; skips where this machine cannot."""
-    try:
-        build(say=lambda line: None)
-    except BuildError as error:
-        if "there is no C++ compiler" not in str(error):
-            raise
-        pytest.skip(str(error))
-    usable = load("float32")
-    if not isinstance(usable, Library):
-        pytest.skip(usable)
+    if why := unusable("float32"):
+        pytest.skip(why)
 
 
 def bfloat16_or_skip() -> str:
-    usable = load("bfloat16")
-    if not isinstance(usable, Library):
-        pytest.skip(usable)
+    if why := unusable("bfloat16"):
+        pytest.skip(why)
     return "bfloat16"
 
 

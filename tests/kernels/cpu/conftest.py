@@ -6,24 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from kernels.cpu.build import BuildError, build
 from kernels.cpu.library import Library, load
 from kernels.cpu.variants import VARIANTS, Variant, cpu_flags
+from tests.kernels.cpu.builds import not_built
 
 
 @pytest.fixture(scope="session")
-def built() -> None:
-    """Skips where there is neither a build nor a compiler to make one."""
-    try:
-        build(say=lambda line: None)
-    except BuildError as error:
-        if "there is no C++ compiler" in str(error):
-            pytest.skip(str(error))
-        raise
+def library_of() -> Callable[[Variant], Library]:
+    """A build; skips where this machine cannot have it."""
+    if why := not_built():
+        pytest.skip(why)
 
-
-@pytest.fixture(scope="session")
-def library_of(built: None) -> Callable[[Variant], Library]:
     def get(variant: Variant) -> Library:
         if not variant.needs <= cpu_flags():
             pytest.skip(f"this CPU cannot run {variant.name}")

@@ -1,0 +1,24 @@
+"""The operator's builds for tests: compiled where they are not, and why there are none elsewhere."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from kernels.cpu.build import NoCompiler, build
+from kernels.cpu.library import Library, load
+
+
+@cache
+def not_built() -> str:
+    """Why nothing can be compiled here; empty if all is. Raises BuildError for sources that do not compile."""
+    try:
+        build(say=lambda line: None)
+    except NoCompiler as error:
+        return str(error)
+    return ""
+
+
+def unusable(dtype: str) -> str:
+    """Why this machine cannot run the operator in `dtype`; empty if it can."""
+    found = not_built() or load(dtype)
+    return "" if isinstance(found, Library) else found
