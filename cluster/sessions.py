@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 
 from actors.messages import RollbackSession, SessionClosed, SessionMode, SessionRolledBack
@@ -18,6 +17,7 @@ from cluster.fleet import Fleet
 from cluster.keyed_locks import KeyedLocks
 from cluster.moving import Mover
 from cluster.placement import Directory, SessionKey
+from cluster.quota import Quota, QuotaSpent
 from cluster.rebalance import Move
 from cluster.runtime import Runtime
 from cluster.seats import Seats
@@ -61,7 +61,7 @@ class SessionDesk:
         self._expiry = Expiry(fleet, runtime, store, self.directory, self._locks, wall_clock)
         pins = config.weights == "pin"
         self._mover = Mover(fleet, runtime, store, self.directory, self._seats, cluster, pins=pins)
-        self._opening: Counter[str] = Counter()
+        self._quota = Quota(self._count)
 
     async def open(
         self,
@@ -215,29 +215,31 @@ class SessionDesk:
     ) -> Placement:
         """A new session, within the limits, on `prefer` if that has room."""
         async with self._locks.hold((tenant, session_id)):
-            self._opening[tenant] += 1
+            limit = self._config.max_per_tenant if max_sessions is None else max_sessions
             try:
-                await self._check_tenant(tenant, session_id, max_sessions)
-                async with self._seats.take(self._config.max_per_worker, prefer, weights=weights) as owner:
+                async with (
+                    self._quota.place(tenant, limit),
+                    self._seats.take(self._config.max_per_worker, prefer, weights=weights) as owner,
+                ):
                     record = await self._store.run(lambda store: make(store, owner))
                     self.directory.put(record)
             except StoreFull:
                 text = "The fork would take the session, or all sessions, over the store's byte cap."
                 raise SessionLimit(text) from None
-            finally:
-                self._opening[tenant] -= 1
-                self._opening += Counter()  # Drops tenants at zero.
+            except QuotaSpent:
+                raise await self._refusal(tenant, session_id, limit) from None
         return Placement(record.owner, record)
 
-    async def _check_tenant(self, tenant: str, session_id: str, max_sessions: int | None) -> None:
-        limit = self._config.max_per_tenant if max_sessions is None else max_sessions
-        if not limit or await self._store.run(lambda store: store.count(tenant)) + self._opening[tenant] <= limit:
-            return
+    async def _count(self, tenant: str) -> int:
+        return await self._store.run(lambda store: store.count(tenant))
+
+    async def _refusal(self, tenant: str, session_id: str, limit: int) -> Exception:
+        """Why there can be no session of this name."""
         try:
             await self.get(tenant, session_id)
         except SessionUnknown:
-            raise SessionLimit(f"This tenant has {limit} sessions open, which is the limit.") from None
-        raise SessionExists(session_id)
+            return SessionLimit(f"This tenant has {limit} sessions open, which is the limit.")
+        return SessionExists(session_id)
 
     async def _ask_owner_to_roll_back(self, record: SessionRecord, turn: str) -> SessionRolledBack | None:
         """None: the owner cannot be reached."""
