@@ -11,8 +11,8 @@ from actors.engine.kv.pages import PageCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Pages by owner, queue lengths and counters. `resident_sessions`: sessions whose KV is held. `images`,
-    `image_pages`: sessions that have hibernated KV, and how much."""
+    """Pages by owner, queue lengths and counters. `resident_sessions`: sessions whose KV is held. `images`: sessions
+    that have hibernated KV. Nothing here is counted over for it: there is one in each step."""
 
     pages: PageCounts
     page_size: int
@@ -36,7 +36,6 @@ class EngineStats:
     compiling: int
     waking: int
     images: int
-    image_pages: int
     saved_pages: int
     loaded_pages: int
     missed_pages: int
@@ -79,7 +78,6 @@ def snapshot(core: Core, hibernated: Counts) -> EngineStats:
         compiling=core.requests.num_compiling,
         waking=core.requests.num_waking,
         images=len(core.images),
-        image_pages=sum(len(image.keys) for image in core.images.values()),
         saved_pages=hibernated.saved_pages,
         loaded_pages=hibernated.loaded_pages,
         missed_pages=hibernated.missed_pages,

@@ -16,7 +16,7 @@ from actors.engine.engine import Engine
 from actors.engine.invariants import check
 from actors.engine.plan import StepPlan
 from actors.engine.stats import EngineStats
-from actors.messages import Event, IngressLost
+from actors.messages import Event, IngressLost, Tokens
 from actors.runner.base import ModelRunner, StepHandle
 from actors.worker.mailbox import Letter, Mailbox
 from actors.worker.outbox import Outbox
@@ -136,11 +136,17 @@ class Loop:
     def _publish(self, outputs: list[Output]) -> None:
         if not outputs:
             return
-        self.stats = self._engine.snapshot()  # Before anybody hears of it: who was answered sees it in the stats.
         events: list[Event] = []
+        answered = False
         for output in outputs:
-            if isinstance(output, Event):
+            if type(output) is Tokens:
                 events.append(output)
+            elif isinstance(output, Event):
+                events.append(output)
+                answered = True
             else:
                 self._perform(output)
-        self._outbox.publish(events)
+        if answered:
+            self.stats = self._engine.snapshot()  # Before anybody hears of it: who was answered sees it in the stats.
+        if events:
+            self._outbox.publish(events)

@@ -2,16 +2,20 @@
 
 A poll acknowledges the frame before it; until then that frame is kept and sent again if asked, so that a poll whose
 answer got lost costs nothing. A poll is also the ingress's sign of life: without one for `lease_s` it counts as dead.
+
+A frame costs both sides far more than what is in it. So tokens of streams that have begun gather for `linger_s` before
+they leave; first tokens and ends leave at once, with all there is. The tokens of one attempt in a frame are one event.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from actors.messages import Event, Reply
+from actors.messages import Event, Reply, Tokens
 from actors.wire import encode_frame
 
 KEEP_LEASES = 20
@@ -24,17 +28,24 @@ class _Peer:
 
     last_poll_at: float
     events: list[Event] = field(default_factory=list)
+    urgent: bool = False
+    """There is more among the events than tokens of streams that have begun."""
     frame_number: int = 0
+    frame_at: float = -math.inf
+    """When the last frame was made."""
     unacknowledged: bytes = b""
     wake: Callable[[], None] | None = None
+    patient: bool = False
+    """It is woken for urgent events only."""
     counted_dead: bool = False
 
 
 class Outbox:
     """Thread-safe. `publish` is called by the loop, the rest by the actor's event loops."""
 
-    def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, lease_s: float, clock: Callable[[], float], linger_s: float = 0.0) -> None:
         self._lease_s = lease_s
+        self._linger_s = linger_s
         self._clock = clock
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
@@ -58,7 +69,8 @@ class Outbox:
                     continue
                 peer = self._peer(event.ingress)
                 peer.events.append(event)
-                if peer.wake is not None:
+                peer.urgent = peer.urgent or type(event) is not Tokens or not event.index
+                if peer.wake is not None and (peer.urgent or not peer.patient):
                     woken.append(peer.wake)
                     peer.wake = None
         for wake in woken:
@@ -113,21 +125,28 @@ class Outbox:
             if peer.counted_dead:
                 peer.counted_dead, peer.last_poll_at = False, self._clock()
 
-    def take(self, ingress: str, acknowledged: int, wake: Callable[[], None]) -> bytes | None:
-        """The next frame for this ingress, or None: then `wake` will be called, once, when there is one."""
+    def lingers_s(self, ingress: str) -> float:
+        """For how long what is not urgent should gather yet before it is taken."""
+        with self._lock:
+            peer = self._peers.get(ingress)
+            return 0.0 if peer is None else peer.frame_at + self._linger_s - self._clock()
+
+    def take(self, ingress: str, acknowledged: int, wake: Callable[[], None], *, patient: bool = False) -> bytes | None:
+        """The next frame for this ingress, or None: then `wake` will be called, once, when there is one. `patient`:
+        not for what may linger."""
         with self._lock:
             peer = self._peer(ingress)
             peer.counted_dead, peer.last_poll_at = False, self._clock()
             if peer.unacknowledged and acknowledged < peer.frame_number:
                 return peer.unacknowledged
             peer.unacknowledged = b""
-            if not peer.events:
-                peer.wake = wake
+            if not peer.events or (patient and not peer.urgent):
+                peer.wake, peer.patient = wake, patient
                 return None
             self._frames += 1
-            peer.frame_number = self._frames
-            peer.unacknowledged = encode_frame(peer.frame_number, peer.events)
-            peer.events = []
+            peer.frame_number, peer.frame_at = self._frames, self._clock()
+            peer.unacknowledged = encode_frame(peer.frame_number, gathered(peer.events))
+            peer.events, peer.urgent, peer.wake = [], False, None
             return peer.unacknowledged
 
     def fail_asks(self, error: Exception) -> None:
@@ -142,3 +161,26 @@ class Outbox:
         if peer is None:
             peer = self._peers[ingress] = _Peer(last_poll_at=self._clock())
         return peer
+
+
+def gathered(events: Sequence[Event]) -> list[Event]:
+    """The same events, those tokens that follow one another in one attempt being one event."""
+    told: list[Event] = []
+    places: dict[str, int] = {}
+    for event in events:
+        if type(event) is Tokens:
+            place = places.get(event.key)
+            before = None if place is None else told[place]
+            if place is not None and type(before) is Tokens and _follows(before, event):
+                told[place] = replace(before, ids=before.ids + event.ids, logprobs=before.logprobs + event.logprobs)
+                continue
+            places[event.key] = len(told)
+        told.append(event)
+    return told
+
+
+def _follows(before: Tokens, event: Tokens) -> bool:
+    """Whether two events can be told as one: log probabilities are those of the last ids, without a gap."""
+    if event.index != before.index + len(before.ids) or event.prompt or event.prompt_scores:
+        return False
+    return not before.logprobs or len(event.logprobs) == len(event.ids)

@@ -32,12 +32,13 @@ class LoggingOutbox(Outbox):
         self,
         lease_s: float,
         clock: Callable[[], float],
+        linger_s: float,
         *,
         worker_id: str,
         path: str,
         wall_clock: Callable[[], float],
     ) -> None:
-        super().__init__(lease_s, clock)
+        super().__init__(lease_s, clock, linger_s)
         self._worker_id = worker_id
         self._wall_clock = wall_clock
         self._handler = WatchedFileHandler(path, encoding="ascii")
@@ -90,7 +91,7 @@ def request_log(
     worker_id: str, config: RemoraConfig, clock: Callable[[], float], wall_clock: Callable[[], float]
 ) -> LoggingOutbox | None:
     """The outbox of a worker that is to keep a log. Raises OSError."""
-    path = config.workers.request_log
+    path, lease_s, linger_s = config.workers.request_log, config.cluster.ingress_lease_s, config.ingress.flush_s
     if not path:
         return None
-    return LoggingOutbox(config.cluster.ingress_lease_s, clock, worker_id=worker_id, path=path, wall_clock=wall_clock)
+    return LoggingOutbox(lease_s, clock, linger_s, worker_id=worker_id, path=path, wall_clock=wall_clock)

@@ -6,7 +6,6 @@ Everything here may be called from any thread. The Ray actor is a thin wrapper a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import threading
@@ -127,7 +126,7 @@ class WorkerShell:
         self._stopped = False
         self._mailbox = Mailbox()
         self._log = request_log(worker_id, config, clock, wall_clock)
-        self._outbox = self._log or Outbox(config.cluster.ingress_lease_s, clock)
+        self._outbox = self._log or Outbox(config.cluster.ingress_lease_s, clock, config.ingress.flush_s)
         self._kv_effects = KVEffects(runner, config.hibernate, self._mailbox.put)
         self._store_effects = StoreEffects(store, self._mailbox.put, wall_clock, runner.info.weights)
         self._grammar_effects = GrammarEffects(
@@ -184,12 +183,15 @@ class WorkerShell:
         def wake() -> None:
             loop.call_soon_threadsafe(ready.set)
 
-        frame = self._outbox.take(ingress, acknowledged, wake)
-        if frame is None:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(ready.wait(), timeout_s)
-            frame = self._outbox.take(ingress, acknowledged, _nobody)
-        return frame or b""
+        for patient, wait_s in ((True, self._outbox.lingers_s(ingress)), (False, timeout_s)):
+            if wait_s <= 0:
+                continue
+            frame = self._outbox.take(ingress, acknowledged, wake, patient=patient)
+            if frame is not None:
+                return frame
+            await _set_within(ready, wait_s)
+            ready.clear()
+        return self._outbox.take(ingress, acknowledged, _nobody) or b""
 
     async def poll(self, ingress: str, timeout_s: float = 1.0) -> list[Event]:
         """Events for an ingress, decoded; for use within one process."""
@@ -264,6 +266,15 @@ class WorkerShell:
             self.loop_error = error
             self._outbox.fail_asks(WorkerStopped(f"{self.worker_id}: {error!r}"))
             raise
+
+
+async def _set_within(event: asyncio.Event, wait_s: float) -> None:
+    """Until the event is set, by this at the latest."""
+    timer = asyncio.get_running_loop().call_later(wait_s, event.set)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()
 
 
 def _nobody() -> None:
