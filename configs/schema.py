@@ -198,7 +198,8 @@ class RebalanceConfig:
 class IngressConfig:
     """The HTTP edge.
 
-    `flush_s`: later tokens of a stream are sent at most this often (the first at once).
+    `flush_s`: later tokens of a stream are sent at most this often (the first at once), and half as often where there
+    are many streams; workers hand them over at most this often, too.
     `keepalive_after_s`: rule E3. `stall_timeout_s`, `send_buffer_bytes`: rule A8.
     `affinity_headers`: headers that steer placement and nothing else (rule P5).
     `access_log`: a file for one JSON line per request: no bodies, no keys, ids escaped. Empty = none.

@@ -252,7 +252,7 @@ class Engine:
         if told:
             request.logprobs.extend(told)
         prompt = b"" if index > len(submit.resumed_ids) else prompt_digest(request)
-        event = Tokens(ingress=submit.ingress, key=submit.key, index=index, ids=(token,), prompt=prompt, logprobs=told)
+        event = Tokens(submit.ingress, submit.key, index, (token,), prompt, told)
         self.core.out.append(event)
         for follower in request.followers:
             self.core.out.append(replace(event, ingress=follower.ingress, key=follower.key))

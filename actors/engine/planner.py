@@ -81,9 +81,11 @@ class Planner:
 
     def _ready(self, request: Request) -> int:
         """Positions to compute next. 0 while the token in flight may be the last one allowed."""
-        if request.pending_samples and request.num_output + request.pending_samples >= request.max_tokens:
+        pending = request.pending_samples
+        known = len(request.tokens) + pending
+        if pending and known - request.prompt_len >= request.max_tokens:
             return 0
-        return request.remaining
+        return known - request.planned
 
     def _item(self, request: Request, count: int, now: float) -> PlanItem:
         tokens, pending = request.tokens, request.pending_samples
@@ -117,10 +119,12 @@ class Planner:
 
     def _count(self, request: Request, start: int, end: int) -> None:
         """Each position counts as new once; what a preemption makes be computed again has a counter of its own."""
-        first_new = max(start, min(end, request.furthest)) if start < request.furthest else start
+        if request.furthest == start >= request.prompt_len:
+            request.furthest = end
+            return
+        first_new = max(start, min(end, request.furthest))
         self._core.totals.recomputed_tokens += first_new - start
-        if first_new < request.prompt_len:
-            self._core.totals.prefill_tokens += max(0, min(end, request.prompt_len) - first_new)
+        self._core.totals.prefill_tokens += max(0, min(end, request.prompt_len) - first_new)
         request.furthest = max(request.furthest, end)
 
     def _first_forward(self, request: Request, now: float) -> None:

@@ -28,6 +28,8 @@ from configs.schema import RemoraConfig
 DEFAULT_TENANT = "default"
 INLINE_RENDER_WORK = 4096
 """Up to this many bytes prompts are tokenised on the event loop: handing them to a thread would cost more."""
+CROWD, MAX_STRETCH = 16, 2.0
+"""From so many requests on, tokens gather for longer before they are sent, up to so many times as long."""
 
 
 class Ingress:
@@ -87,6 +89,12 @@ class Ingress:
             calls.append(Call(submit, request.session, affinity, prompt_of.turn_refused, resume))
         _check_scores(calls, request.renamed.get(PROMPT_FIELD, PROMPT_FIELD))
         return calls
+
+    def flush_s(self) -> float:
+        """How long the tokens of a stream gather before they are sent. What a piece costs hardly follows from what is
+        in it, so that many streams at once have fewer."""
+        crowd = len(self.router.running) / CROWD
+        return self.config.ingress.flush_s * min(MAX_STRETCH, max(1.0, crowd))
 
     async def render(self, prompts: Sequence[PromptSource], continues: Continues | None = None) -> list[Prompt]:
         """Each prompt's ids. Raises ApiError for what the template refuses and for what cannot fit."""

@@ -8,6 +8,7 @@ from typing import Any
 from ray import serve
 from starlette.applications import Starlette
 
+from actors import process
 from actors.ingress.app import build_app
 from actors.ingress.core import Ingress
 from actors.ingress.edge_limits import NamedOutside
@@ -40,6 +41,7 @@ class IngressDeployment:
     def __init__(self, pool_port_factory: PoolPortFactory, pool_handle: Any, config_tree: dict[str, Any]) -> None:
         config = from_tree(RemoraConfig, config_tree)
         self._ingress = Ingress(pool_port_factory(pool_handle), load_text_model(config), config)
+        process.settle_garbage()
 
     def __serve_build_asgi_app__(self) -> Starlette:
         app = build_app(self._ingress)

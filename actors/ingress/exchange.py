@@ -164,7 +164,7 @@ class Exchange:
             voice,
             headers=self._answer_headers,
             request_id=self._request_id,
-            flush_s=config.flush_s,
+            flush_s=self._ingress.flush_s,
             keepalive_after_s=config.keepalive_after_s,
             keeping=self._keeping,
             as_asked=as_asked,

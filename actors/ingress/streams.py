@@ -33,7 +33,7 @@ class SseWriter:
 
 
 class AnswerStream:
-    """One streamed answer. Each reply's first token goes out at once, later ones at most every `flush_s`."""
+    """One streamed answer. Each reply's first token goes out at once, later ones at most every `flush_s()`."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class AnswerStream:
         *,
         headers: Mapping[str, str],
         request_id: str,
-        flush_s: float,
+        flush_s: Callable[[], float],
         keepalive_after_s: float,
         keeping: Keeping | None = None,
         as_asked: Callable[[ApiError], ApiError] = lambda error: error,
@@ -70,7 +70,7 @@ class AnswerStream:
 
     async def _tell(self, news: News) -> None:
         try:
-            fresh = await news.next(hold_s=self._flush_s, timeout_s=self._keepalive_s)
+            fresh = await news.next(hold_s=self._flush_s(), timeout_s=self._keepalive_s)
         except ApiError as error:
             self._failure = error
             await self._fail(error, b"")

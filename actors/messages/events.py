@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from actors.messages.words import Outcome, PromptScore, Reason, Stage, TokenIds, TokenLogprobs
 
 
-@dataclass(slots=True, kw_only=True, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Tokens:
     """New output tokens of a request. `index` is the output position of `ids[0]`: a gap means a lost event.
 

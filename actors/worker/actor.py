@@ -60,6 +60,7 @@ class WorkerActor:
         runner, bos_id = build_runner(self._config, self._end_now)
         self._ranks.meet(runner, ray.util.get_node_ip_address())
         self._shell = WorkerShell(worker_id, self._config, runner, store, bos_id=bos_id)
+        process.settle_garbage()
         self._shell.start()
         self._heard_from_pool_at = time.monotonic()
         self._loops: set[asyncio.AbstractEventLoop] = set()

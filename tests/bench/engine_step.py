@@ -24,6 +24,7 @@ from actors.engine.engine import Engine
 from actors.engine.plan import StepPlan, StepResult
 from actors.engine.settings import EngineSettings
 from actors.messages import OpenSession, SamplingParams, SessionMode, Submit, TurnOf
+from actors.process import settle_garbage
 
 PROMPT_TOKENS = 64
 SESSION_TOKENS = 24
@@ -163,8 +164,13 @@ def made_up(plan: StepPlan) -> StepResult:
 def measure(load: Load, steps: int) -> Times:
     bench = Bench(load, steps)
     bench.times(WARM_STEPS)
-    gc.collect()
-    return bench.times(steps)
+    before = gc.get_threshold()
+    settle_garbage()  # As a worker does.
+    try:
+        return bench.times(steps)
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
 
 
 def row(load: Load, times: Times, alone_us: float) -> dict[str, float]:
