@@ -179,3 +179,17 @@ def test_many_at_once_do_not_mix(place: Place) -> None:
             return await asyncio.gather(*(ask(number) for number in range(24)))
 
     assert asyncio.run(ask_all()) == [expected(f"user: q{n}\nassistant: ", 16) for n in range(24)]
+
+
+def test_a_reply_that_the_client_begins(place: Place) -> None:
+    """What comes behind it, whole and streamed; white space at its end is refused as Anthropic's API does."""
+    made = client(place)
+    begun: Any = [*user("2 + 2?"), {"role": "assistant", "content": "It is ("}]
+    ask: Any = {"model": "toy", "max_tokens": 12, "extra_body": {"temperature": 0}}
+    want = expected("user: 2 + 2?\nassistant: It is (", 12)
+    message = made.messages.create(messages=begun, **ask)
+    assert [block.text for block in message.content if block.type == "text"] == [want]
+    with made.messages.stream(messages=begun, **ask) as stream:
+        assert "".join(stream.text_stream) == want
+    with pytest.raises(anthropic.BadRequestError, match="white space"):
+        made.messages.create(messages=[*user("2 + 2?"), {"role": "assistant", "content": "It is "}], **ask)

@@ -213,3 +213,29 @@ def test_many_at_once_by_the_async_client(place: Place) -> None:
         before = f"user: q{number}\nassistant: "
         assert first == expected(before, 12)
         assert second == expected(f"{before}{first}\nuser: more\nassistant: ", 12)
+
+
+def test_log_probabilities_of_a_response(place: Place) -> None:
+    """Whole, streamed, and asked for again; and those of an echoed prompt."""
+    made = client(place)
+    asked: Any = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2, **ASK}
+    whole = made.responses.create(**asked)
+
+    def tokens(response: Any) -> list[str]:
+        return [one.token for one in response.output[0].content[0].logprobs]
+
+    assert "".join(tokens(whole)) == whole.output_text
+    assert [len(one.top_logprobs) for one in whole.output[0].content[0].logprobs] == [2] * 12  # type: ignore[union-attr]
+    assert tokens(made.responses.retrieve(whole.id, include=asked["include"])) == tokens(whole)
+    with made.responses.stream(**asked) as stream:
+        events = list(stream)
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert [one.token for event in deltas for one in event.logprobs] == tokens(whole)
+    assert events[-1].type == "response.incomplete"
+    assert tokens(events[-1].response) == tokens(whole)
+    settings: Any = {"model": "toy", "temperature": 0, "max_tokens": 3}
+    echoed = made.completions.create(prompt="once", echo=True, logprobs=1, **settings).choices[0]
+    assert echoed.logprobs is not None
+    assert echoed.logprobs.token_logprobs is not None
+    assert "".join(echoed.logprobs.tokens or ()) == echoed.text
+    assert [value is None for value in echoed.logprobs.token_logprobs] == [True] + [False] * 6

@@ -169,3 +169,27 @@ def test_sglangs_session_test(http: httpx.Client) -> None:
     assert http.post("/close_session", json={"session_id": session}).status_code == 200
     gone = http.post("/generate", json={"text": "!", "session_params": branch, "sampling_params": settings})
     assert (gone.status_code, gone.json()["error"]["reason"]) == (404, "session_unknown")
+
+
+def test_the_front_ends_select(http: httpx.Client) -> None:
+    """`RuntimeEndpoint.select`: the prefix, then each choice behind it, scored from two tokens before; then the choices
+    alone."""
+    prefix, choices = "The answer is", [" yes", " no", " maybe"]
+    asked: dict[str, Any] = {"text": prefix, "sampling_params": {"max_new_tokens": 0}}
+    begin = max(http.post("/generate", json=asked).json()["meta_info"]["prompt_tokens"] - 2, 0)
+    asked = {
+        "text": [prefix + choice for choice in choices],
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+        "return_logprob": True,
+        "return_text_in_logprobs": True,
+        "logprob_start_len": begin,
+    }
+    told = [one["meta_info"] for one in http.post("/generate", json=asked).json()]
+    scores = [meta["input_token_logprobs"] for meta in told]
+    assert ["".join(text for _, _, text in one) for one in scores] == [prefix[begin:] + choice for choice in choices]
+    values = [[score[0] for score in one if score[0]] for one in scores]
+    assert all(sum(each) / len(each) < 0 for each in values)
+    assert [meta["output_token_logprobs"] for meta in told] == [[], [], []]
+    alone = {"input_ids": [[token for _, token, _ in one] for one in scores], "sampling_params": {"max_new_tokens": 0}}
+    bare = http.post("/generate", json={**alone, "return_logprob": True}).json()
+    assert [len(one["meta_info"]["input_token_logprobs"]) for one in bare] == [len(one) for one in scores]
