@@ -75,7 +75,7 @@ def to_tree(config: RemoraConfig) -> dict[str, Any]:
 def check(config: RemoraConfig) -> RemoraConfig:
     """Refuse values that cannot work, with the path of the setting."""
     at_least = {
-        "engine.kv_tokens": (config.engine.kv_tokens, 64),
+        "engine.kv_tokens": (config.engine.kv_tokens or 64, 64),
         "engine.page_size": (config.engine.page_size, 0),
         "engine.max_step_tokens": (config.engine.max_step_tokens, 1),
         "engine.max_running": (config.engine.max_running, 1),
@@ -95,6 +95,12 @@ def check(config: RemoraConfig) -> RemoraConfig:
         raise ConfigError(f"engine.grammar_timeout_s: {config.engine.grammar_timeout_s}; it must be above 0")
     if not 0 <= config.hibernate.below < 1:
         raise ConfigError(f"hibernate.below: {config.hibernate.below}; it must be at least 0 and below 1")
+    if not config.engine.kv_tokens and not config.workers.num_gpus:
+        raise ConfigError("engine.kv_tokens: 0 means what fits on a GPU, and workers.num_gpus is 0")
+    if not 0 < config.engine.gpu_memory_share <= 1:
+        raise ConfigError(
+            f"engine.gpu_memory_share: {config.engine.gpu_memory_share}; it must be above 0 and at most 1"
+        )
     if config.engine.depth not in (0, 1):
         raise ConfigError(f"engine.depth: {config.engine.depth}; it must be 0 or 1")
     if config.workers.runner not in RUNNERS:

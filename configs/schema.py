@@ -36,7 +36,8 @@ class ModelConfig:
 class EngineConfig:
     """One worker's scheduler and KV cache.
 
-    `page_size`: tokens per KV page; 0 = 16 on CPU, 64 on CUDA. `kv_tokens`: size of the KV cache in tokens.
+    `page_size`: tokens per KV page; 0 = 16 on CPU, 64 on CUDA. `kv_tokens`: size of the KV cache in tokens; 0 = on a
+    GPU, what fits beside the weights in `gpu_memory_share` of its memory.
     `max_step_tokens`: tokens computed in one step, decodes and prefill chunks together.
     `max_running`, `max_waiting`: requests in the batch and in the queue; `max_queued_turns`: turns waiting per session.
     `depth`: steps in flight beyond the one being decided. 1 hides planning behind a GPU's work; on a CPU it hides
@@ -60,6 +61,7 @@ class EngineConfig:
     check_invariants: bool = False
     tombstone_s: float = 30.0
     grammar_timeout_s: float = 10.0
+    gpu_memory_share: float = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class WorkerConfig:
     `toy_weights`: a file whose content stands for its weights, empty = none; `toy_start_s`: how long it takes to start.
     `request_log`: a file, on each worker's node, for one JSON line per request that ended there: no prompts, no texts,
     ids escaped, with the trace that its client sent along. Empty = none.
+    `cuda_graphs`: whether decodes are captured as CUDA graphs, where the attention backend allows it.
     """
 
     count: int = 1
@@ -144,6 +147,7 @@ class WorkerConfig:
     toy_step_s: float = 0.0
     toy_weights: str = ""
     toy_start_s: float = 0.0
+    cuda_graphs: bool = True
     request_log: str = ""
 
 

@@ -77,6 +77,8 @@ def told_to_ranks(config: RemoraConfig) -> dict[str, Any]:
         "page_size": config.engine.page_size,
         "kv_tokens": config.engine.kv_tokens,
         "attention": config.workers.attention,
+        "gpu_memory_share": config.engine.gpu_memory_share,
+        "ranks": config.workers.tensor_parallel,
     }
 
 
@@ -99,6 +101,7 @@ def _model_runner(config: RemoraConfig, ranks_lost: Callable[[str], None] | None
         eos_ids=tokenizer.eos_ids,
         group=RankGroup(0, size, ranks_lost) if size > 1 else None,
         remark=remark,
+        cuda_graphs=config.workers.cuda_graphs,
     )
     return runner, tokenizer.bos_id
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from actors.model.errors import ModelUnusable
 from actors.runner.cpu.model import FusedModel, fused_library
@@ -32,13 +33,16 @@ class CpuRunner(TorchRunner):
         description = f"fused {library.variant.dtype} step on cpu ({library.variant.name}), {threads} threads"
         return description, partial(FusedModel, setup, library, threads)
 
+    def _begin(self, threads: int) -> None:
+        # The operator has threads of its own; what is left to torch is too little to share, and libgomp's would spin.
+        super()._begin(1)
 
-def why_not(
-    folder: str | os.PathLike[str], *, dtype: str, device: str, page_size: int, kv_tokens: int, attention: str
-) -> str:
-    """Why the cpu runner cannot serve this model here; empty if it can. Raises ModelUnusable for what no runner can."""
+
+def why_not(folder: str | os.PathLike[str], *, attention: str = "auto", **settings: Any) -> str:
+    """Why the cpu runner cannot serve this model here; empty if it can. `settings`: as `ModelSetup.of` takes them.
+    Raises ModelUnusable for what no runner can."""
     if attention != "auto":
         return f"the attention backend {attention} is asked for"
-    setup = ModelSetup.of(folder, dtype=dtype, device=device, page_size=page_size, kv_tokens=kv_tokens)
+    setup = ModelSetup.of(folder, **settings)
     library = fused_library(setup)
     return library if isinstance(library, str) else ""

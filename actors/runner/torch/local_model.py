@@ -98,6 +98,7 @@ def attention_for(setup: ModelSetup, peers: Peers = ALONE) -> tuple[AttentionBac
         device=setup.device,
         page_size=setup.page_size,
         scale=card.head_dim**-0.5,
+        max_context=card.max_context,
     )
     return select_backend(config, setup.attention)
 

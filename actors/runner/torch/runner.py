@@ -19,6 +19,7 @@ from actors.runner.base import RunnerInfo
 from actors.runner.copied import check_length
 from actors.runner.grammar.matchers import Matchers, matchers_for
 from actors.runner.torch.choose import settle
+from actors.runner.torch.graphs import CudaCapturer, GraphedModel
 from actors.runner.torch.group import ALONE, RankGroup, RanksLost
 from actors.runner.torch.inputs import StepInputs, build_inputs
 from actors.runner.torch.local_model import LocalModel, StepModel, attention_for
@@ -46,7 +47,8 @@ class TorchRunner:
     cannot serve it. `kv_tokens` is rounded down to whole pages; `max_context` 0 means what the model allows.
     `vocab_bytes` may be shorter than the model's vocabulary (padding rows stand for no text).
     With `group` it has the first rank's part of the model; `lead` before the first step. `_how` is what a runner with
-    another forward pass overrides. `remark` is added to the description.
+    another forward pass overrides. `remark` is added to the description. `gpu_memory_share`, `ranks`: see
+    `ModelSetup.of`. `cuda_graphs`: whether decodes are captured where that is possible.
     """
 
     name = "torch"
@@ -67,10 +69,21 @@ class TorchRunner:
         eos_ids: frozenset[int] | None = None,
         group: RankGroup | None = None,
         remark: str = "",
+        gpu_memory_share: float = 0.9,
+        ranks: int = 1,
+        cuda_graphs: bool = True,
     ) -> None:
         self._setup = setup = ModelSetup.of(
-            folder, dtype=dtype, device=device, page_size=page_size, kv_tokens=kv_tokens, attention=attention
+            folder,
+            dtype=dtype,
+            device=device,
+            page_size=page_size,
+            kv_tokens=kv_tokens,
+            attention=attention,
+            gpu_memory_share=gpu_memory_share,
+            ranks=ranks,
         )
+        self._cuda_graphs = cuda_graphs
         card = setup.card
         if max_context > card.max_context:
             raise ModelUnusable(f"a context of {max_context} tokens is asked for; the model has {card.max_context}")
@@ -94,7 +107,7 @@ class TorchRunner:
         self._last: dict[int, int] = {}
         self._group = group
         # omp_set_num_threads speaks for the calling thread only: it has to be said on the thread that computes.
-        self._thread = ThreadPoolExecutor(1, "remora-compute", initializer=partial(torch.set_num_threads, threads))
+        self._thread = ThreadPoolExecutor(1, "remora-compute", initializer=partial(self._begin, threads))
         try:
             self._model: StepModel | None = self._thread.submit(load).result()
             self._info = replace(self._info, kv_format=setup.kv_format(), weights=setup.weights())
@@ -141,12 +154,17 @@ class TorchRunner:
         """What computes, in words, and what loads it, on the compute thread. Raises as the constructor does."""
         backend, self.attention_reasons = attention_for(setup, group or ALONE)
         dtype = str(setup.dtype).removeprefix("torch.")
-        words = f"torch {dtype} on {setup.device}, attention {backend.name}, {threads} threads"
+        words = f"torch {dtype} on {setup.device}, attention {backend.description}, {threads} threads"
+        if group is None and setup.device.type == "cuda" and backend.graphs and self._cuda_graphs:
+            return f"{words}, CUDA graphs", lambda: GraphedModel(setup, backend, CudaCapturer(setup.device))
         if group is None:
             return words, lambda: LocalModel(setup, backend)
         return f"{words}, {group.size} ranks", lambda: LedModel(setup, LocalModel(setup, backend, group), group)
 
     # -- on the compute thread -------------------------------------------------------------------------------------
+
+    def _begin(self, threads: int) -> None:
+        torch.set_num_threads(threads)
 
     @torch.inference_mode()
     def _read(self, pages: tuple[int, ...]) -> Tensor:

@@ -13,6 +13,8 @@ from actors.engine.plan import NUM_RESERVED_PAGES
 from actors.model.card import ModelCard
 from actors.model.errors import ModelUnusable
 from actors.runner.torch.fingerprint import fingerprint
+from actors.runner.torch.gpu_memory import GpuMemory, pages_that_fit
+from actors.runner.torch.shards import shard_of
 
 CPU_PAGE_SIZE, CUDA_PAGE_SIZE = 16, 64
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -40,19 +42,23 @@ class ModelSetup:
         page_size: int = 0,
         kv_tokens: int = 65536,
         attention: str = "auto",
+        gpu_memory_share: float = 0.9,
+        ranks: int = 1,
     ) -> ModelSetup:
-        """`kv_tokens` is rounded down to whole pages; `page_size` 0 is the device's usual one. Raises ModelUnusable."""
+        """`kv_tokens` is rounded down to whole pages; 0 = what fits in `gpu_memory_share` of each GPU, the model being
+        split over `ranks` of them. `page_size` 0 is the device's usual one. Raises ModelUnusable."""
         place = torch.device(device)
         size = page_size or (CUDA_PAGE_SIZE if place.type == "cuda" else CPU_PAGE_SIZE)
-        if kv_tokens < size:
-            raise ModelUnusable(f"a KV cache of {kv_tokens} tokens holds no page of {size}")
+        card, kind = ModelCard.read(folder), choose_dtype(dtype, place)
         return cls(
             folder=Path(folder),
-            card=ModelCard.read(folder),
-            dtype=choose_dtype(dtype, place),
+            card=card,
+            dtype=kind,
             device=place,
             page_size=size,
-            num_pages=kv_tokens // size + NUM_RESERVED_PAGES,
+            num_pages=_pages(kv_tokens, size)
+            if kv_tokens
+            else _fitting(card, kind, place, size, gpu_memory_share, ranks),
             attention=attention,
         )
 
@@ -77,6 +83,23 @@ class ModelSetup:
     def identity(self) -> str:
         """What ranks must have in common."""
         return f"{self.kv_format()}, {self.num_pages} pages, {self.device.type}"
+
+
+def _pages(kv_tokens: int, page_size: int) -> int:
+    if kv_tokens < page_size:
+        raise ModelUnusable(f"a KV cache of {kv_tokens} tokens holds no page of {page_size}")
+    return kv_tokens // page_size + NUM_RESERVED_PAGES
+
+
+def _fitting(
+    card: ModelCard, dtype: torch.dtype, device: torch.device, page_size: int, share: float, ranks: int
+) -> int:
+    """As many as the rank with the largest part has room for: all have the same."""
+    if device.type != "cuda":
+        raise ModelUnusable(f"a KV cache of 0 tokens is what fits on a GPU, and the model is on {device}")
+    memory = GpuMemory.of(device)
+    shards = [shard_of(card, rank, ranks) for rank in range(ranks)]
+    return min(pages_that_fit(card, shard, dtype, page_size, memory, share) for shard in shards)
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -1,0 +1,104 @@
+"""Decodes that are captured once and replayed: the runner's tokens are what they are without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.engine.plan import PlanItem, StepPlan
+from actors.messages import SamplingParams
+from actors.runner.torch.graphs import GraphedModel, buckets_up_to
+from actors.runner.torch.group import RankGroup
+from actors.runner.torch.inputs import StepInputs, build_inputs
+from actors.runner.torch.local_model import LocalModel, StepModel, attention_for
+from actors.runner.torch.runner import TorchRunner
+from actors.runner.torch.setup import ModelSetup
+from tests.engine.driver import Driver
+from tests.kernels.attention.recorder import Recorder
+from tests.runner import tiny
+
+pytest.importorskip("triton", reason="triton is not installed")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the recorder is for CPUs")
+
+MAX_ROWS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    tiny.save("llama-untied", path)
+    return path
+
+
+def inputs(rows: list[tuple[int, int]], samples: Callable[[int], bool] = lambda uid: True) -> StepInputs:
+    """(start, count) of each row; row i's pages are 2 + 8 i … in descending order."""
+    items = []
+    for uid, (start, count) in enumerate(rows):
+        pages = list(range(9 + 8 * uid, 1 + 8 * uid, -1))
+        tokens = [3 + (uid * 17 + place * 5) % 190 for place in range(start, start + count)]
+        items.append(PlanItem(uid, start, count, tokens, pages, samples(uid), False, SamplingParams(), 0, start))
+    return build_inputs(StepPlan(1, tuple(items)), 16)
+
+
+@torch.inference_mode()
+def test_steps_equal_those_computed_as_they_come(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts, then decodes of one, two and three rows in any order, then more rows than there are graphs for."""
+    recorder = Recorder(monkeypatch)
+    setup = ModelSetup.of(folder, dtype="float32", kv_tokens=16 * 40, attention="triton")
+    graphed = GraphedModel(setup, attention_for(setup)[0], recorder, MAX_ROWS)
+    plain = LocalModel(setup, attention_for(setup)[0])
+    assert recorder.captures == len(buckets_up_to(MAX_ROWS)) == 3
+    lens = [5, 17, 40, 16]
+    steps = [inputs([(0, length) for length in lens])]
+    steps += [inputs([(length, 1) for length in lens[:rows]]) for rows in (3, 1, 2)]
+    steps += [
+        inputs([(length + 1, 1) for length in lens[:3]], lambda uid: uid != 1),
+        inputs([(length + 2, 1) for length in lens]),
+        inputs([(lens[0] + 3, 1), (lens[1] + 2, 4)]),
+    ]
+    for step in steps:
+        assert torch.equal(graphed.step(step), plain.step(step))
+    assert recorder.replays == 4, "decodes of up to three rows are replayed, nothing else is"
+    assert torch.equal(graphed.kv[:, :, 2:], plain.kv[:, :, 2:]), "padding writes to the dump page only"
+    assert not graphed.kv[:, :, 0].any(), "nothing writes to the null page"
+
+
+def test_a_conversation_is_the_same_with_graphs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I3, K4: greedy and sampled requests that come and go, so that batches grow and shrink through all buckets."""
+    recorder = Recorder(monkeypatch)
+
+    class Graphed(TorchRunner):
+        def _how(self, setup: ModelSetup, group: RankGroup | None, threads: int) -> tuple[str, Callable[[], StepModel]]:
+            backend, self.attention_reasons = attention_for(setup)
+            return "graphs", lambda: GraphedModel(setup, backend, recorder, MAX_ROWS)
+
+    settings = {"dtype": "float32", "kv_tokens": 1024, "page_size": 16}
+    outputs = []
+    for runner in (TorchRunner(folder, **settings), Graphed(folder, **settings, attention="triton")):  # type: ignore[arg-type]
+        driver = Driver(runner)
+        told = [
+            driver.submit(
+                f"r{index}",
+                tiny.prompt(9 + 7 * index),
+                sampling=SamplingParams(max_tokens=3 + 2 * index, ignore_eos=True, temperature=index % 2, seed=index),
+            )
+            for index in range(4)
+        ]
+        driver.run(steps=200)
+        outputs.append([one.ids for one in told])
+        runner.close()
+    assert outputs[0] == outputs[1]
+    assert recorder.replays >= 5
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 60, 64, 100, 128])
+def test_buckets_hold_every_batch_up_to_the_largest(most: int) -> None:
+    buckets = buckets_up_to(most)
+    assert buckets == sorted(set(buckets))
+    assert buckets[-1] == most
+    for rows in range(1, most + 1):
+        bucket = next(size for size in buckets if size >= rows)
+        assert bucket < 2 * rows or bucket - rows < 8, "half is padding at most, but for a handful of rows"
