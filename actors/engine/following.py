@@ -42,7 +42,7 @@ class Following:
         self._core.requests.follow(submit.key, leader)
         leader.story.append(f"{now:.3f} joined by {submit.key}")
         told = len(submit.resumed_ids)
-        if leader.num_output > told or leader.scores:
+        if leader.num_output > told or (leader.scores and not told):
             self._core.out.append(heard(leader, submit.ingress, submit.key, told))
 
     def leave(self, key: str, verdict: Verdict, now: float) -> AbortHit | None:
