@@ -1,6 +1,8 @@
 """`python -m tests.bench`: measure a running server, or with --in-process the engine and runner alone.
 
+`--compare A.json B.json`: figures that were measured before, side by side.
 `python -m tests.bench engine`: what a step costs the engine; `turns`: what a turn costs, as sessions grow.
+`python -m tests.bench peers`: Remora, llama.cpp and vLLM by turns; `table FILE ...`: results as Markdown.
 """
 
 from __future__ import annotations
@@ -12,21 +14,29 @@ import os
 import random
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from configs import load
-from tests.bench import engine_step, turn_cost
-from tests.bench.client import connect
-from tests.bench.figures import BenchError, Figures, Summary, summarise
+from tests.bench import engine_step, peers, result_tables, turn_cost
+from tests.bench.compare import labelled, table
+from tests.bench.figures import BenchError, Summary, summarise
 from tests.bench.in_process import IN_PROCESS_NAMES, InProcess
-from tests.bench.report import Report, shown
-from tests.bench.texts import calibrate
-from tests.bench.workloads import NAMES, Bench, Shapes, workloads
+from tests.bench.over_http import Asked, measure, say
+from tests.bench.plots import Measured as Labelled
+from tests.bench.plots import NoPlots, draw
+from tests.bench.report import Report
+from tests.bench.shapes import Shapes
+from tests.bench.workloads import NAMES
 
 RESULTS = Path("bench-results")
-PARTS: dict[str, Callable[[list[str]], int]] = {"engine": engine_step.main, "turns": turn_cost.main}
+PARTS: dict[str, Callable[[list[str]], int]] = {
+    "engine": engine_step.main,
+    "turns": turn_cost.main,
+    "peers": peers.main,
+    "table": result_tables.main,
+}
 """What can be measured by itself, by the first argument."""
 Measured = tuple[dict[str, str], dict[str, dict[str, Summary]]]
 """(what was measured, results by workload and figure)"""
@@ -44,6 +54,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--stateless", action="store_true", help="chat by whole conversations, without sessions")
     parser.add_argument("--label", default="", help="name of this measurement (default: who owns the model)")
     parser.add_argument("--json", type=Path, default=None, help=f"file for the results (default: in {RESULTS}/)")
+    parser.add_argument(
+        "--compare", type=Path, nargs="+", default=None, metavar="JSON", help="measure nothing: compare these results"
+    )
     parser.add_argument("--in-process", action="store_true", help="no server: engine and runner in this process")
     parser.add_argument("--config", type=Path, default=None, help="with --in-process: the settings (YAML)")
     parser.add_argument("--runner", default="", help="with --in-process: overrides workers.runner")
@@ -58,21 +71,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-async def over_http(args: argparse.Namespace, shapes: Shapes) -> Measured:
-    async with connect(args.url, args.model) as client:
-        sizing = await calibrate(client, random.Random(f"{args.seed}/calibrate"))
-        bench = Bench(client, sizing, shapes, stateless=args.stateless)
-        results = {}
-        for name, workload in workloads(args.workloads, shapes).items():
-            repeats: list[Figures] = []
-            for number in range(1, args.repeats + 1):
-                figures = await workload(bench, random.Random(f"{args.seed}/{name}/{number}"))
-                repeats.append(figures)
-                main_figure, value = next(iter(figures.items()))
-                say(f"{name}: repeat {number} of {args.repeats}: {main_figure} {shown(value)}")
-            results[name] = summarise(repeats)
-        mode = "http, stateless" if args.stateless else "http, sessions"
-        return {"url": args.url, "model": client.model, "owner": client.owner, "mode": mode}, results
+def over_http(args: argparse.Namespace, shapes: Shapes) -> Measured:
+    asked = Asked(
+        url=args.url,
+        model=args.model,
+        names=args.workloads,
+        repeats=args.repeats,
+        seed=str(args.seed),
+        shapes=shapes,
+        stateless=args.stateless,
+    )
+    target, found = asyncio.run(measure(asked))
+    return target, {name: summarise(repeats) for name, repeats in found.items()}
 
 
 def in_process(args: argparse.Namespace, shapes: Shapes) -> Measured:
@@ -95,10 +105,13 @@ def in_process(args: argparse.Namespace, shapes: Shapes) -> Measured:
 
 def bench(argv: list[str] | None = None, shapes: Shapes | None = None) -> Report:
     """Measure, print, write. Raises BenchError."""
-    args = parse(argv)
-    shapes = shapes or Shapes()
+    return run(parse(argv), shapes or Shapes())
+
+
+def run(args: argparse.Namespace, shapes: Shapes) -> Report:
+    """What `bench` does, with options that were read. Raises BenchError."""
     now, load_before = datetime.now(timezone.utc), os.getloadavg()[0]
-    target, results = in_process(args, shapes) if args.in_process else asyncio.run(over_http(args, shapes))
+    target, results = in_process(args, shapes) if args.in_process else over_http(args, shapes)
     report = Report(
         label=args.label or target.get("owner") or target["mode"],
         taken_at=now.isoformat(timespec="seconds"),
@@ -114,11 +127,24 @@ def bench(argv: list[str] | None = None, shapes: Shapes | None = None) -> Report
     path.write_text(report.as_json(), encoding="utf-8")
     print(report.as_text())
     print(f"\nwritten to {path}")
+    pictures([(report.label, report.results)], path.with_suffix(""))
     return report
 
 
-def say(progress: str) -> None:
-    print(progress, file=sys.stderr, flush=True)
+def show_comparison(paths: list[Path]) -> None:
+    """Raises BenchError."""
+    measured = labelled(paths)
+    print(table(measured))
+    pictures(measured, paths[-1].with_name("-against-".join(path.stem for path in paths)))
+
+
+def pictures(measured: Sequence[Labelled], stem: Path) -> None:
+    """Without matplotlib the figures are all there is, and it says so."""
+    try:
+        for path in draw(measured, stem):
+            print(f"drawn to {path}")
+    except NoPlots as missing:
+        say(str(missing))
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -136,8 +162,12 @@ def main() -> int:
     part = PARTS.get(sys.argv[1]) if len(sys.argv) > 1 else None
     if part is not None:
         return part(sys.argv[2:])
+    args = parse(None)
     try:
-        bench()
+        if args.compare:
+            show_comparison(args.compare)
+        else:
+            run(args, Shapes())
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

@@ -16,6 +16,8 @@ from tests.bench.figures import BenchError, Reply
 ANSWER_S = 600.0
 CONNECT_S = 10.0
 DONE = b"[DONE]"
+REMORA, LLAMA_CPP = "remora", "llamacpp"
+"""Who owns the models of a server, as it says itself."""
 Message = Mapping[str, str]
 
 
@@ -49,6 +51,7 @@ class ReplyReader:
         self._ended: float | None = None
         self._usage: dict[str, Any] | None = None
         self._text: list[str] = []
+        self._arrivals: list[float] = []
 
     def take(self, data: bytes, now: float) -> None:
         if data == DONE:
@@ -61,10 +64,16 @@ class ReplyReader:
             content = choice.get("delta", {}).get("content")
             if content:
                 self._text.append(content)
+                self._note(now)
             if self._first is None and (content or choice.get("finish_reason")):
                 self._first = now
             if choice.get("finish_reason"):
                 self._ended = now
+
+    def _note(self, now: float) -> None:
+        """Texts that came in one piece of bytes have one arrival."""
+        if not self._arrivals or self._arrivals[-1] != now:
+            self._arrivals.append(now)
 
     def reply(self) -> Reply:
         """What was collected. Raises BenchError when the stream was cut short or came without `usage`."""
@@ -81,6 +90,7 @@ class ReplyReader:
             completion_tokens=self._usage["completion_tokens"],
             cached_tokens=details.get("cached_tokens"),
             text="".join(self._text),
+            arrivals=tuple(self._arrivals),
         )
 
 
@@ -93,8 +103,23 @@ class ChatClient:
         self.owner = owner
         """Who the server says owns the model: `remora`, `vllm`, `llamacpp`, …"""
 
-    async def chat(self, messages: list[Message], max_tokens: int, session: dict[str, Any] | None = None) -> Reply:
-        """One greedy reply of exactly `max_tokens` tokens, where the server knows `ignore_eos`. Raises BenchError."""
+    @property
+    def is_remora(self) -> bool:
+        """Whether the server has Remora's own routes."""
+        return self.owner == REMORA
+
+    async def chat(
+        self,
+        messages: list[Message],
+        max_tokens: int,
+        session: dict[str, Any] | None = None,
+        *,
+        chat_number: int | None = None,
+    ) -> Reply:
+        """One greedy reply of exactly `max_tokens` tokens, where the server knows `ignore_eos`. Raises BenchError.
+
+        `chat_number`: which of several conversations this is, for a server that finds a conversation's cache by it.
+        """
         body: dict[str, Any] = {
             "model": self.model,
             "messages": messages,
@@ -107,6 +132,8 @@ class ChatClient:
         }
         if session is not None:
             body["session"] = session
+        if chat_number is not None and self.owner == LLAMA_CPP:
+            body["id_slot"] = chat_number
         content = orjson.dumps(body)
         parser, reader = SseParser(), ReplyReader(time.perf_counter())
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
@@ -123,6 +150,14 @@ class ChatClient:
         answer = await self._http.delete(f"/v1/sessions/{quote(session_id, safe='')}")
         if answer.status_code != httpx.codes.OK:
             raise BenchError(f"closing session {session_id}: {answer.status_code}: {answer.text}")
+
+    async def pages_of_requests(self) -> int:
+        """KV pages that requests hold at this moment, on all of Remora's workers."""
+        workers = (await self._http.get("/v1/stats")).raise_for_status().json()["workers"]
+        silent = [row.get("id", "?") for row in workers if "pages" not in row]
+        if silent:
+            raise BenchError(f"workers that do not say what they hold: {silent}")
+        return sum(row["pages"]["request_owned"] for row in workers)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ class BenchError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """One answered request. `sent`, `first` and `ended` are seconds of one monotonic clock; `first` is when the first
-    text came. `cached_tokens` None: the server does not say."""
+    text came. `cached_tokens` None: the server does not say. `arrivals`: when each piece of text came."""
 
     sent: float
     first: float
@@ -27,6 +28,7 @@ class Reply:
     completion_tokens: int
     cached_tokens: int | None
     text: str = ""
+    arrivals: tuple[float, ...] = ()
 
     @property
     def ttft_s(self) -> float:
@@ -113,10 +115,40 @@ def chat_figures(chats: Sequence[Sequence[Reply]]) -> Figures:
         "output_tokens": tokens,
         "prompt_tokens": prompt_tokens,
     }
-    if all(reply.cached_tokens is not None for reply in replies):
-        figures["cached_ratio"] = sum(reply.cached_tokens or 0 for reply in replies) / prompt_tokens
+    figures.update(_cached_ratio(replies))
     for number, turn in enumerate(zip(*chats, strict=True), 1):
         waits = [reply.ttft_s for reply in turn]
         figures[f"ttft_p50_turn_{number}_s"] = statistics.median(waits)
         figures[f"ttft_p99_turn_{number}_s"] = quantile(waits, 0.99)
     return figures
+
+
+def crowd_figures(replies: Sequence[Reply]) -> Figures:
+    """Of requests that were sent at the same time."""
+    waits = [reply.ttft_s for reply in replies]
+    wall = max(reply.ended for reply in replies) - min(reply.sent for reply in replies)
+    prompt_tokens = sum(reply.prompt_tokens for reply in replies)
+    figures = {
+        "output_tok_s": sum(reply.completion_tokens for reply in replies) / wall,
+        "ttft_p50_s": statistics.median(waits),
+        "ttft_p99_s": quantile(waits, 0.99),
+        "prompt_tokens": prompt_tokens,
+    }
+    return figures | _cached_ratio(replies)
+
+
+def gap_figures(replies: Sequence[Reply]) -> Figures:
+    """`crowd_figures`, and the time between two pieces of text of one reply. Raises BenchError when there is none."""
+    gaps = [later - earlier for one in replies for earlier, later in itertools.pairwise(one.arrivals)]
+    if not gaps:
+        raise BenchError("no reply came in more than one piece: there are no gaps in that")
+    spans = {"gap_p50_s": quantile(gaps, 0.5), "gap_p99_s": quantile(gaps, 0.99), "gap_most_s": max(gaps)}
+    return {**crowd_figures(replies), **spans}
+
+
+def _cached_ratio(replies: Sequence[Reply]) -> Figures:
+    """The share of prompt tokens found in a cache; nothing when the server does not say."""
+    if any(reply.cached_tokens is None for reply in replies):
+        return {}
+    found = sum(reply.cached_tokens or 0 for reply in replies)
+    return {"cached_ratio": found / sum(reply.prompt_tokens for reply in replies)}

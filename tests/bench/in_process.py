@@ -16,7 +16,7 @@ from actors.worker.build import build_runner
 from actors.worker.shell import engine_settings
 from configs import RemoraConfig
 from tests.bench.figures import BenchError, Figures, Reply, decode_figures, prefill_figures
-from tests.bench.workloads import Shapes
+from tests.bench.shapes import Shapes
 
 IN_PROCESS_NAMES = ("prefill", "decode")
 

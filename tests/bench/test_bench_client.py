@@ -26,7 +26,7 @@ from tests.bench.figures import (
     summarise,
 )
 from tests.bench.texts import WORDS, Sizing, calibrate, fresh_prompt
-from tests.bench.workloads import Shapes
+from tests.bench.workloads import NAMES, Shapes
 from tests.ingress.asgi import eventually, run
 from tests.ingress.local import Cluster, cluster
 
@@ -40,6 +40,19 @@ SMALL = Shapes(
     turns=3,
     turn_tokens=40,
     reply_tokens=6,
+    long_chats=2,
+    long_turns=2,
+    long_turn_tokens=80,
+    long_reply_tokens=4,
+    idle_sessions=5,
+    opening_at_once=2,
+    beside_streams=2,
+    storm_clients=6,
+    storm_tokens=100,
+    storm_leave_s=0.05,
+    shared_requests=3,
+    shared_tokens=200,
+    shared_reply_tokens=4,
 )
 
 
@@ -109,7 +122,14 @@ def test_a_reply_begins_with_its_first_text_and_ends_with_its_finish_reason() ->
     for data, now in ((chunk(None, "length"), 5.0), (USAGE, 6.0), (b"[DONE]", 7.0)):
         reader.take(data, now)
     expected = Reply(
-        sent=1.0, first=3.0, ended=5.0, prompt_tokens=9, completion_tokens=2, cached_tokens=None, text="ab"
+        sent=1.0,
+        first=3.0,
+        ended=5.0,
+        prompt_tokens=9,
+        completion_tokens=2,
+        cached_tokens=None,
+        text="ab",
+        arrivals=(3.0, 4.0),
     )
     assert reader.reply() == expected
 
@@ -209,7 +229,8 @@ def test_sizes_come_from_what_the_server_counts(tmp_path: Path) -> None:
 def test_every_workload_runs_against_the_application(
     server: tuple[str, Cluster], tmp_path: Path, capsys: pytest.CaptureFixture[str], stateless: bool
 ) -> None:
-    """K1: in a session the next turn finds its context cached. The bench closes the sessions it opened."""
+    """K1: in a session the next turn finds its context cached. K3: a system prompt that many have is computed once.
+    A1: who leaves gives his pages back. The bench closes the sessions it opened."""
     url, at = server
     path = tmp_path / "results" / "one.json"
     argv = ["--url", url, "--repeats", "2", "--seed", "7", "--json", str(path), "--label", "mine"]
@@ -219,7 +240,7 @@ def test_every_workload_runs_against_the_application(
     assert written["target"]["owner"] == "remora"
     assert written["machine"]["cores"] >= 1
     results = written["results"]
-    assert list(results) == ["prefill", "decode_1", "decode_3", "chat"]
+    assert list(results) == ["prefill", "decode_1", "decode_3", *NAMES[2:]]
     assert all(len(figure["values"]) == 2 for figures in results.values() for figure in figures.values())
     assert results["prefill"]["prompt_tokens"]["median"] == pytest.approx(300, rel=0.2)
     assert results["decode_3"]["output_tokens"]["median"] == 3 * 100
@@ -228,6 +249,12 @@ def test_every_workload_runs_against_the_application(
     assert [name for name in results["chat"] if "turn" in name] == [
         f"ttft_{quantile}_turn_{n}_s" for n in (1, 2, 3) for quantile in ("p50", "p99")
     ]
+    assert results["long_chat"]["output_tokens"]["median"] == 2 * 2 * 4
+    assert results["idle_sessions"]["idle_sessions"]["median"] == 5
+    assert results["idle_sessions"]["chat_ttft_p50_s_share"]["least"] > 0
+    assert results["abort_storm"]["clients"]["median"] == 6
+    assert results["abort_storm"]["left"]["least"] >= 1
+    assert results["shared_prompt"]["cached_ratio"]["least"] > 0.5
     shown = capsys.readouterr().out
     assert "decode_3" in shown
     assert str(path) in shown

@@ -5,42 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
-from tests.bench.client import ChatClient, Message
+from tests.bench.client import Message
+from tests.bench.crowds import abort_storm, shared_prompt
 from tests.bench.figures import Figures, Reply, chat_figures, decode_figures, prefill_figures
-from tests.bench.texts import Sizing, fresh_prompt, random_words
+from tests.bench.idle import beside_idle_sessions
+from tests.bench.shapes import Bench, Shapes, Workload
+from tests.bench.texts import fresh_prompt, random_words
 
+__all__ = ["NAMES", "NEED_REMORA", "Bench", "Shapes", "Workload", "workloads"]
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """Sizes of the workloads. Those that end in `_tokens` count tokens."""
-
-    prefill_tokens: int = 512
-    prefill_prompts: int = 4
-    decode_prompt_words: int = 16
-    decode_tokens: int = 128
-    decode_concurrency: tuple[int, ...] = (1, 8, 16)
-    chats: int = 8
-    turns: int = 8
-    turn_tokens: int = 200
-    reply_tokens: int = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What a workload needs. `stateless`: send whole conversations, as a plain OpenAI client does."""
-
-    client: ChatClient
-    sizing: Sizing
-    shapes: Shapes
-    stateless: bool = False
-
-
-Workload = Callable[[Bench, random.Random], Awaitable[Figures]]
-NAMES = ("prefill", "decode", "chat")
+NAMES = ("prefill", "decode", "chat", "long_chat", "idle_sessions", "abort_storm", "shared_prompt")
+NEED_REMORA = frozenset({"idle_sessions"})
+"""Workloads that cannot be asked of another server: it keeps no sessions."""
 
 
 def workloads(names: tuple[str, ...], shapes: Shapes) -> dict[str, Workload]:
@@ -52,7 +30,19 @@ def workloads(names: tuple[str, ...], shapes: Shapes) -> dict[str, Workload]:
         for streams in shapes.decode_concurrency:
             found[f"decode_{streams}"] = decode_at(streams)
     if "chat" in names:
-        found["chat"] = chat
+        found["chat"] = chat_of(shapes.chats, shapes.turns, shapes.turn_tokens, shapes.reply_tokens)
+    if "long_chat" in names:
+        sizes = (shapes.long_chats, shapes.long_turns, shapes.long_turn_tokens, shapes.long_reply_tokens)
+        found["long_chat"] = chat_of(*sizes)
+    if "idle_sessions" in names:
+        found["idle_sessions"] = beside_idle_sessions(
+            decode_at(shapes.beside_streams),
+            chat_of(shapes.chats, shapes.turns, shapes.turn_tokens, shapes.reply_tokens),
+        )
+    if "abort_storm" in names:
+        found["abort_storm"] = abort_storm
+    if "shared_prompt" in names:
+        found["shared_prompt"] = shared_prompt
     return found
 
 
@@ -74,32 +64,35 @@ def decode_at(streams: int) -> Workload:
     return decode
 
 
-async def chat(bench: Bench, rng: random.Random) -> Figures:
-    """Conversations at the same time; each sends its next turn as soon as it has its reply."""
-    shapes = bench.shapes
-    words = bench.sizing.words_of(shapes.turn_tokens)
-    asked = [[random_words(rng, words) for _ in range(shapes.turns)] for _ in range(shapes.chats)]
-    converse = _whole_conversation if bench.stateless else _in_a_session
-    return chat_figures(await asyncio.gather(*(converse(bench, turns) for turns in asked)))
+def chat_of(chats: int, turns: int, turn_tokens: int, reply_tokens: int) -> Workload:
+    async def chat(bench: Bench, rng: random.Random) -> Figures:
+        """Conversations at the same time; each sends its next turn as soon as it has its reply."""
+        words = bench.sizing.words_of(turn_tokens)
+        asked = [[random_words(rng, words) for _ in range(turns)] for _ in range(chats)]
+        converse = _whole_conversation if bench.stateless else _in_a_session
+        held = [converse(bench, number, texts, reply_tokens) for number, texts in enumerate(asked)]
+        return chat_figures(await asyncio.gather(*held))
+
+    return chat
 
 
-async def _in_a_session(bench: Bench, turns: list[str]) -> list[Reply]:
+async def _in_a_session(bench: Bench, number: int, turns: list[str], reply_tokens: int) -> list[Reply]:
     """The server keeps the history: only what is new is sent."""
-    session_id = f"bench-{secrets.token_hex(8)}"
-    replies = []
-    for number, text in enumerate(turns):
-        session: dict[str, Any] = {"id": session_id} if number else {"id": session_id, "create": True}
+    session_id = f"bench-{number}-{secrets.token_hex(8)}"
+    replies: list[Reply] = []
+    for text in turns:
+        session: dict[str, Any] = {"id": session_id} if replies else {"id": session_id, "create": True}
         messages: list[Message] = [{"role": "user", "content": text}]
-        replies.append(await bench.client.chat(messages, bench.shapes.reply_tokens, session))
+        replies.append(await bench.client.chat(messages, reply_tokens, session))
     await bench.client.close_session(session_id)
     return replies
 
 
-async def _whole_conversation(bench: Bench, turns: list[str]) -> list[Reply]:
+async def _whole_conversation(bench: Bench, number: int, turns: list[str], reply_tokens: int) -> list[Reply]:
     messages: list[Message] = []
     replies = []
     for text in turns:
         messages.append({"role": "user", "content": text})
-        replies.append(await bench.client.chat(messages, bench.shapes.reply_tokens))
+        replies.append(await bench.client.chat(messages, reply_tokens, chat_number=number))
         messages.append({"role": "assistant", "content": replies[-1].text})
     return replies
