@@ -4,7 +4,7 @@ that stands before it. The toy runner's are a hash of that KV, so that one wrong
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engine.plan import StepPlan
@@ -250,6 +250,7 @@ def test_unknown_tokens_are_refused() -> None:
     assert (told.end.reason, told.end.param) == (Reason.INVALID, "token_ids_logprob")
 
 
+@settings(deadline=None)
 @given(
     requests=st.lists(
         st.tuples(st.integers(1, 40), st.integers(0, 40), st.integers(0, 4), st.booleans()), min_size=1, max_size=6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.ingress.attribution import TracedReader
@@ -84,6 +84,7 @@ def test_reasoning_that_the_prompt_began() -> None:
 WORDS = ["a", "b c", " ", "\n", "<think>", "</think>", "<", "<tool_call>", "</tool_call>", CALL, "think", "é", "{", "}"]
 
 
+@settings(deadline=None)
 @given(
     words=st.lists(st.sampled_from(WORDS), max_size=10),
     cuts=st.lists(st.integers(1, 5), max_size=40),
