@@ -7,12 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from actors.model.errors import ModelUnusable
 from actors.runner.cpu.model import FusedModel, fused_library
 from actors.runner.torch.group import RankGroup
 from actors.runner.torch.local_model import StepModel
 from actors.runner.torch.runner import TorchRunner
 from actors.runner.torch.setup import ModelSetup
+from kernels.cpu.library import Library
 
 
 class CpuRunner(TorchRunner):
@@ -31,11 +34,13 @@ class CpuRunner(TorchRunner):
             raise ModelUnusable("the cpu runner computes a whole model, not a rank's part of it")
         self.attention_reasons = {}
         description = f"fused {library.variant.dtype} step on cpu ({library.variant.name}), {threads} threads"
-        return description, partial(FusedModel, setup, library, threads)
+        return description, partial(_load, setup, library, threads)
 
-    def _begin(self, threads: int) -> None:
-        # The operator has threads of its own; what is left to torch is too little to share, and libgomp's would spin.
-        super()._begin(1)
+
+def _load(setup: ModelSetup, library: Library, threads: int) -> StepModel:
+    # The operator has threads of its own; what is left to torch is too little to share, and libgomp's would spin.
+    torch.set_num_threads(1)
+    return FusedModel(setup, library, threads)
 
 
 def why_not(folder: str | os.PathLike[str], *, attention: str = "auto", **settings: Any) -> str:

@@ -107,7 +107,7 @@ class TorchRunner:
         self._last: dict[int, int] = {}
         self._group = group
         # omp_set_num_threads speaks for the calling thread only: it has to be said on the thread that computes.
-        self._thread = ThreadPoolExecutor(1, "remora-compute", initializer=partial(self._begin, threads))
+        self._thread = ThreadPoolExecutor(1, "remora-compute", initializer=partial(torch.set_num_threads, threads))
         try:
             self._model: StepModel | None = self._thread.submit(load).result()
             self._info = replace(self._info, kv_format=setup.kv_format(), weights=setup.weights())
@@ -162,9 +162,6 @@ class TorchRunner:
         return f"{words}, {group.size} ranks", lambda: LedModel(setup, LocalModel(setup, backend, group), group)
 
     # -- on the compute thread -------------------------------------------------------------------------------------
-
-    def _begin(self, threads: int) -> None:
-        torch.set_num_threads(threads)
 
     @torch.inference_mode()
     def _read(self, pages: tuple[int, ...]) -> Tensor:

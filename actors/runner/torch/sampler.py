@@ -32,8 +32,9 @@ def sample(logits: Tensor, rows: list[SampleRow], last: dict[int, int], eos_ids:
     for index, row in enumerate(rows):
         if needs_adjusting(row):
             _adjust(logits[index], row, last, eos_ids)
-    most, likeliest = logits.max(dim=-1)  # Of a row with a NaN it is NaN.
-    usable: list[bool] = most.isfinite().tolist()
+    likeliest = _likeliest(logits)
+    most = logits.gather(1, likeliest[:, None])  # Of a row with a NaN it is NaN.
+    usable: list[bool] = most.isfinite().flatten().tolist()
     chosen: list[int] = likeliest.tolist()
     for index, row in enumerate(rows):
         if not usable[index]:
@@ -41,6 +42,12 @@ def sample(logits: Tensor, rows: list[SampleRow], last: dict[int, int], eos_ids:
         elif row.sampling.temperature > 0:
             chosen[index] = draw(logits[index], row.sampling, uniform(row.sampling.seed, row.output_index))
     return chosen
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """int64 [num_rows]: the first of the largest, or the first NaN. On CPU by numpy, which takes a tenth of torch's
+    time."""
+    return torch.from_numpy(logits.numpy().argmax(axis=-1)) if logits.device.type == "cpu" else logits.argmax(dim=-1)
 
 
 def logprobs_of(logits: Tensor, rows: list[SampleRow]) -> dict[int, Tensor]:
