@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +19,7 @@ from cluster.reconcile import backoff_s
 from cluster.release import Release
 from cluster.runtime import Runtime, WorkerSilent
 from cluster.undertakings import Undertakings
+from cluster.worker_names import new_worker_id
 from configs import ClusterConfig
 
 logger = logging.getLogger("remora.pool")
@@ -30,7 +30,6 @@ LAST_EVENTS_S = 0.2
 """How long the ends of its last requests have to leave a stopped worker."""
 PROBE_S = 1.0
 MAX_DEAD_KEPT = 100
-WORKER_PREFIX = "worker-"
 _GOING = (WorkerState.DRAINING, WorkerState.DEAD)
 
 
@@ -81,7 +80,7 @@ class Fleet:
         """Begin to do it, unless the world has changed since it was decided."""
         match action:
             case Spawn():
-                self._spawn(f"{WORKER_PREFIX}{uuid.uuid4().hex[:8]}")
+                self._spawn(new_worker_id())
             case Adopt(worker_id) if worker_id not in self.members:
                 logger.info("adopting %s", worker_id)
                 self.members.add(worker_id, self._clock(), adopted=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
@@ -14,13 +15,18 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
+from actors.ports import WorkerGone
+from actors.records import SessionStore
 from cluster import processes
-from cluster.app import build_app
+from cluster.app import build_app, with_keys_of
 from cluster.environment import PACKAGES, code_root, is_checkout
 from cluster.http_edge import http_options
-from cluster.located import APP_NAME
+from cluster.located import APP_NAME, with_store_file
 from cluster.ray_errors import cause_of
+from cluster.ray_runtime import RayRuntime
 from cluster.ray_store import end_actors, open_remote_store
+from cluster.release import release_of
+from cluster.worker_names import new_worker_id
 from configs import RemoraConfig
 
 logger = logging.getLogger("remora.cluster")
@@ -78,7 +84,9 @@ def deploy(cluster: Cluster) -> None:
     when the application does not start.
     """
     config = cluster.config
-    open_remote_store(config)
+    store = open_remote_store(config)
+    if cluster.address is None:
+        start_ahead(config, store)
     serve.start(
         proxy_location="EveryNode" if cluster.address else "HeadOnly",
         http_options=http_options(config, os.environ),
@@ -88,6 +96,27 @@ def deploy(cluster: Cluster) -> None:
         serve.run(build_app(config), name=APP_NAME, route_prefix="/")
     except RuntimeError as error:
         raise RuntimeError(cause_of(error)) from error
+
+
+def start_ahead(config: RemoraConfig, store: SessionStore) -> None:
+    """Begin to start the workers of a cluster that has none, as the pool will want them: it finds and adopts them when
+    it is there. Loading a model takes about as long as starting Serve, and neither waits for the other.
+
+    One that cannot be started is left to the pool, which tries again and says why."""
+    if config.autoscale.enabled:
+        return  # How many there are to be is the pool's to find out.
+    wanted = with_store_file(with_keys_of(os.environ, config))
+    label, runtime = release_of(wanted).label, RayRuntime(wanted, store)
+
+    async def spawn() -> None:
+        workers = (runtime.spawn(new_worker_id(), label) for _ in range(config.workers.count))
+        for failure in await asyncio.gather(*workers, return_exceptions=True):
+            if isinstance(failure, WorkerGone):
+                logger.warning("a worker could not be started ahead of the pool: %s", failure)
+            elif isinstance(failure, BaseException):
+                raise failure
+
+    asyncio.run(spawn())
 
 
 def pool_status(application: str = APP_NAME) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from actors.records import SessionStore
 from actors.wire import decode, encode
 from actors.worker.actor import WORKER_CONCURRENCY_GROUPS, ActorWorkerPort, WorkerActor
 from cluster import ray_placement
-from cluster.fleet import WORKER_PREFIX
 from cluster.ray_errors import cause_of
 from cluster.ray_names import NAME_PREFIX, actor_names
 from cluster.runtime import PoolAsk, WorkerSilent
 from cluster.serve_pool import GoneWorker
+from cluster.worker_names import WORKER_PREFIX
 from configs import RemoraConfig, to_tree
 
 WORKER_CONCURRENCY = 1000

@@ -6,13 +6,14 @@ import asyncio
 
 from actors.messages import Finished, SamplingParams, SessionMode, Submit, TurnOf
 from actors.ports import Placement, WorkerPort
+from cluster.release import Release
 from configs import RemoraConfig
 
 
 class Rig:
-    """Make it inside a running loop. Ray is imported only then."""
+    """Make it inside a running loop. Ray is imported only then. `release`: what its workers are to be made of."""
 
-    def __init__(self, config: RemoraConfig) -> None:
+    def __init__(self, config: RemoraConfig, release: Release | None = None) -> None:
         from cluster.pool import Pool
         from cluster.ray_runtime import RayRuntime, WorkerPorts
         from cluster.ray_store import open_remote_store
@@ -20,7 +21,7 @@ class Rig:
         self.config = config
         self.store = open_remote_store(config)
         self.runtime = RayRuntime(config, self.store)
-        self.pool = Pool(self.runtime, self.store, config)
+        self.pool = Pool(self.runtime, self.store, config, release=release)
         self.ports = WorkerPorts(config.cluster.namespace)
         self.pool.start()
 

@@ -119,6 +119,35 @@ def test_an_owner_that_lost_its_session_cannot_commit(config: RemoraConfig) -> N
     run(config, test)
 
 
+def test_the_pool_adopts_workers_that_were_started_ahead_of_it(config: RemoraConfig) -> None:
+    """P1, T5: they are all that it wants, and made of what it would make them of: none is started beside them, and none
+    replaced."""
+    from cluster import ray_cluster
+    from cluster.ray_names import NAME_PREFIX, STORE_NAME, actor_names
+    from cluster.ray_store import open_remote_store
+    from cluster.release import release_of
+
+    ray_cluster.start_ahead(config, open_remote_store(config))
+    ahead = {name.removeprefix(NAME_PREFIX) for name in actor_names(config.cluster.namespace) if name != STORE_NAME}
+    assert len(ahead) == 2
+
+    async def main() -> None:
+        rig = Rig(config, release_of(config))
+        try:
+            assert set(await rig.ready()) == ahead
+            placed = await rig.open("ahead")
+            assert (await rig.turn(placed, "r1")).turn == 1
+            status = await rig.pool.status()
+            rows = status["workers"]
+            assert isinstance(rows, list)
+            assert {row["id"] for row in rows if not row["stale"]} == ahead
+        finally:
+            await rig.pool.shutdown()
+        assert await rig.runtime.living() == []
+
+    asyncio.run(main())
+
+
 def test_a_new_pool_adopts_the_workers_of_the_old(config: RemoraConfig) -> None:
     """Killing the pool loses nothing: workers are detached, and know their sessions."""
 
