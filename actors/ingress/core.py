@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from actors import process
 from actors.engine.scoring import MAX_NUMBERS, numbers_told
@@ -25,9 +25,13 @@ from actors.messages import Grammar, Reason, Submit
 from actors.ports import PoolPort
 from configs.schema import RemoraConfig
 
+T = TypeVar("T")
+
 DEFAULT_TENANT = "default"
 INLINE_RENDER_WORK = 4096
 """Up to this many bytes prompts are tokenised on the event loop: handing them to a thread would cost more."""
+INLINE_BODY_BYTES = 128 * 2**10
+"""And bodies are read there. A body of 5 MB takes 40 ms, and as many as came at once would be read without a pause."""
 CROWD, MAX_STRETCH = 16, 2.0
 """From so many requests on, tokens gather for longer before they are sent, up to so many times as long."""
 
@@ -55,6 +59,7 @@ class Ingress:
         )
         self.started_at = int(time.time())
         self._tokenisers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
+        self._readers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="read")
 
     @property
     def pool(self) -> PoolPort:
@@ -117,10 +122,17 @@ class Ingress:
         except ValueError as error:
             raise refused_by_template(str(error)) from error
 
+    async def reading(self, size: int, read: Callable[[], T]) -> T:
+        """What `read` makes of a body of so many bytes: beside the event loop, one by one, if that takes long."""
+        if size <= INLINE_BODY_BYTES:
+            return read()
+        return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+
     async def close(self) -> None:
         """End what runs with `Reason.SHUTDOWN`. Nothing can be started afterwards."""
         await self.router.stop()
-        self._tokenisers.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._tokenisers, self._readers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def stats(self) -> dict[str, object]:
         """The `ingress` part of /v1/stats."""

@@ -99,8 +99,7 @@ class Exchange:
         self._answer_headers.update(ingress.admit(self._caller, self._meter))
         limits = config.ingress
         body = await read_body(self._headers, self._receive, limits.max_body_bytes, limits.body_timeout_s)
-        tree = parse_object(body) if self.has_body else {}
-        request = self._api.read(tree, self._headers, ingress.text, config)
+        request = await ingress.reading(len(body), lambda: self._read(body))
         life = Lifeline(
             self._receive,
             self._tracked_send,
@@ -111,6 +110,10 @@ class Exchange:
             await self._answer(request, life)
         if life.gone:
             self._client_gone()
+
+    def _read(self, body: bytes) -> GenerationRequest:
+        tree = parse_object(body) if self.has_body else {}
+        return self._api.read(tree, self._headers, self._ingress.text, self._ingress.config)
 
     async def _answer(self, request: GenerationRequest, life: Lifeline) -> None:
         if self._keeping is not None:

@@ -49,6 +49,7 @@ async def read_body(headers: Headers, receive: Receive, limit_bytes: int, timeou
             return reading.result()
     finally:
         reading.cancel()
+        del reading  # What it raised leads here, and would keep the body in a circle until that is looked for.
     raise Invalid(None, f"The body did not arrive within {timeout_s:g} s.", code="request_timeout", status=408)
 
 

@@ -68,4 +68,6 @@ async def body_fields(ingress: Ingress, request: Request, *, optional: bool = Fa
     """The body as an object; with `optional` an empty body is an empty object."""
     limits = ingress.config.ingress
     body = await read_body(request.headers, request.receive, limits.max_body_bytes, limits.body_timeout_s)
-    return Fields({}) if optional and not body.strip() else Fields(parse_object(body))
+    if optional and not body.strip():
+        return Fields({})
+    return Fields(await ingress.reading(len(body), lambda: parse_object(body)))
