@@ -52,12 +52,15 @@ async def end_of(w: World, worker_id: str, key: str) -> Finished:
                 return event
 
 
-async def chat(w: World, session_id: str, turns: int, max_tokens: int = 60) -> list[Finished]:
-    """As an ingress does: to where it last was, and where that is over, to where the pool says."""
+async def chat(
+    w: World, session_id: str, turns: int, max_tokens: int = 60, enough: asyncio.Event | None = None
+) -> list[Finished]:
+    """As an ingress does: to where it last was, and where that is over, to where the pool says. `turns`, and more until
+    it is `enough`."""
     placed = await w.open(session_id)
-    ends = []
-    for number in range(turns):
-        rid = f"{session_id}-{number}"
+    ends: list[Finished] = []
+    while len(ends) < turns or (enough is not None and not enough.is_set()):
+        rid = f"{session_id}-{len(ends)}"
         while True:
             end = await attempt(w, placed, rid, max_tokens)
             if end is not None and end.reason not in (Reason.WORKER_DRAINING, Reason.WORKER_LOST) and not end.redirect:
@@ -88,19 +91,20 @@ def test_one_to_three_to_one_under_load_and_nobody_gets_an_error(tmp_path: Path)
 
     async def test(w: World) -> None:
         await w.until_ready(1)
-        chats = [asyncio.ensure_future(chat(w, f"s{number}", turns=4)) for number in range(24)]
+        enough = asyncio.Event()
+        chats = [asyncio.ensure_future(chat(w, f"s{number}", 4, 20, enough)) for number in range(24)]
 
         async def three() -> bool:
             return len(await w.states()) == 3
 
         await w.until(three)
-        ends = [end for one in await asyncio.gather(*chats) for end in one]
+        enough.set()
+        ends = await asyncio.gather(*chats)
         await w.until_ready(1)
-        assert {(end.outcome, end.reason) for end in ends} == {(Outcome.LENGTH, None)}
-        assert len(ends) == 24 * 4
-        assert all(w.store.get("t", f"s{number}").turns == 4 for number in range(24))
+        assert {(end.outcome, end.reason) for one in ends for end in one} == {(Outcome.LENGTH, None)}
+        assert [w.store.get("t", f"s{number}").turns for number in range(24)] == [len(one) for one in ends]
         assert (await w.pool.status())["pool"]["desired_workers"] == 1  # type: ignore[index]
-        assert [end.turn for end in await chat_on(w, "s0", 5)] == [5]
+        assert [end.turn for end in await chat_on(w, "s0", len(ends[0]) + 1)] == [len(ends[0]) + 1]
 
     run(test, tmp_path, replace(QUICK, idle_s=60.0))
 
