@@ -29,9 +29,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Real processes on a slow machine can run into a test's patience: what fails runs once more, and is listed as RERUN.
+# Real processes on a slow machine can run into a test's patience: what fails runs again, and is listed as RERUN.
+RERUNS := --reruns 2 --reruns-delay 5
 test: setup
-	$(BIN)/python -m pytest -m 'not long' --reruns 1 --reruns-delay 5
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not ray and not long' $(RERUNS)
+	$(BIN)/python -m pytest -m 'ray and not long' $(RERUNS)
 
 # Ray's control service dies and comes back, and the whole head. Ray ends whoever hears nothing of it for a minute.
 test-long: setup
