@@ -45,7 +45,7 @@ _ALPHABET = _byte_alphabet()
 
 def _byte_level(piece: str) -> bytes:
     try:
-        return bytes(_ALPHABET[character] for character in piece)
+        return bytes(map(_ALPHABET.__getitem__, piece))
     except KeyError:  # a piece that is not written in the alphabet is plain text
         return piece.encode()
 
