@@ -25,8 +25,9 @@ def device_lens(batch: AttnBatch) -> DeviceLens:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy that a GPU makes while the host goes on; nothing is copied on a CPU."""
-    if device.type != "cuda":
+    """The tensor where the device is. From the host to a GPU it is a copy that the host does not wait for: a plain
+    `.to(device)` would wait for everything that the GPU has been given before."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
@@ -58,15 +59,17 @@ def refill(into: AttnBatch, batch: AttnBatch, page_size: int) -> None:
     lens, rows = into.lens, batch.num_decode
     if lens is None or rows != len(batch.q_lens) or rows > into.num_decode:
         raise AssertionError("a graph of decodes is replayed with decodes, as many as it has room for")
-    kv_lens = np.zeros(into.num_decode, dtype=np.int32)
-    kv_lens[:rows] = batch.kv_lens
-    sums = np.zeros(len(kv_lens) + 1, dtype=np.int32)
-    np.cumsum(kv_lens, out=sums[1:])
-    lens.kv_lens.copy_(torch.from_numpy(kv_lens), non_blocking=True)
-    lens.kv_start.copy_(torch.from_numpy(sums), non_blocking=True)
+    device, size = into.slots.device, into.num_decode
+    numbers = np.zeros(2 * size + 1, dtype=np.int32)
+    numbers[:rows] = batch.kv_lens
+    np.cumsum(numbers[:size], out=numbers[size + 1 :])
+    there = to_device(torch.from_numpy(numbers), device)
+    lens.kv_lens.copy_(there[:size])
+    lens.kv_start.copy_(there[size:])
     width = min(batch.page_table.shape[1], into.page_table.shape[1])
+    pages = to_device(batch.page_table, device)[:, :width]
     for table in (into.page_table, lens.page_table):
         table.zero_()
-        table[:rows, :width].copy_(batch.page_table[:, :width], non_blocking=True)
+        table[:rows, :width].copy_(pages)
     into.slots[rows:].fill_(DUMP_PAGE * page_size)
-    into.slots[:rows].copy_(batch.slots, non_blocking=True)
+    into.slots[:rows].copy_(to_device(batch.slots, device))

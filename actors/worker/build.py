@@ -109,8 +109,11 @@ def _model_runner(config: RemoraConfig, ranks_lost: Callable[[str], None] | None
 def runner_class(config: RemoraConfig, folder: Path) -> tuple[type[TorchRunner], str]:
     """By `workers.runner`, and what is to be said about it: why `auto` is not the faster one, where a CPU computes."""
     from actors.runner.cpu.runner import CpuRunner, why_not
+    from actors.runner.torch.overlapped import OverlappedRunner
     from actors.runner.torch.runner import TorchRunner
 
+    if config.workers.num_gpus and config.workers.tensor_parallel == 1 and config.workers.runner != "cpu":
+        return OverlappedRunner, ""
     if config.workers.runner != "auto":
         return (CpuRunner if config.workers.runner == "cpu" else TorchRunner), ""
     if config.workers.tensor_parallel > 1:

@@ -10,6 +10,7 @@ import pytest
 
 from actors.runner.cpu import runner as cpu_module
 from actors.runner.cpu.runner import CpuRunner
+from actors.runner.torch.overlapped import OverlappedRunner
 from actors.runner.torch.runner import TorchRunner
 from actors.worker.build import runner_class
 from configs import RemoraConfig, WorkerConfig
@@ -52,7 +53,7 @@ def test_ranks_are_torchs(reason: list[str]) -> None:
 
 def test_on_a_gpu_nothing_is_missing(reason: list[str], caplog: pytest.LogCaptureFixture) -> None:
     reason[0] = "it computes on CPUs, not on cuda"
-    assert runner_class(config(num_gpus=1), FOLDER) == (TorchRunner, "")
+    assert runner_class(config(num_gpus=1), FOLDER) == (OverlappedRunner, "")
     assert not caplog.records
 
 

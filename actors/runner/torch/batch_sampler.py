@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from actors.messages import SamplingParams
+from kernels.lens import to_device
 
 _OFF = float("-inf")
 
@@ -27,7 +28,7 @@ def draw_many(logits: Tensor, settings: Sequence[SamplingParams], numbers: Seque
     plain = [index for index, each in enumerate(settings) if not _narrows(each)]
     for rows, draw in ((plain, _draw_plain), (filtered, _draw_filtered)):
         if rows:
-            which = torch.tensor(rows, device=logits.device)
+            which = to_device(torch.tensor(rows), logits.device)
             chosen = [settings[index] for index in rows]
             out[which] = draw(logits[which], chosen, _column([numbers[index] for index in rows], logits))
     return out
@@ -39,7 +40,7 @@ def _narrows(sampling: SamplingParams) -> bool:
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
     """float64 [num_rows, 1]"""
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+    return to_device(torch.tensor(values, dtype=torch.float64), like.device)[:, None]
 
 
 def _scaled(logits: Tensor, settings: Sequence[SamplingParams]) -> Tensor:
@@ -56,7 +57,7 @@ def _draw_filtered(logits: Tensor, settings: Sequence[SamplingParams], numbers: 
     size = logits.shape[-1]
     ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
     places = torch.arange(size, device=logits.device)
-    most = torch.tensor([min(each.top_k, size) if each.top_k > 0 else size for each in settings], device=logits.device)
+    most = to_device(torch.tensor([each.top_k if each.top_k > 0 else size for each in settings]), logits.device)
     scaled = _scaled(ordered, settings).masked_fill(places >= most[:, None], _OFF)
     probabilities = torch.softmax(scaled, dim=-1)
     top_p = _column([each.top_p if each.top_p < 1.0 else 2.0 for each in settings], logits)

@@ -21,7 +21,7 @@ from actors.runner.torch.inputs import StepInputs
 from actors.runner.torch.local_model import LocalModel
 from actors.runner.torch.setup import ModelSetup
 from kernels.attention import AttentionBackend, AttnBatch
-from kernels.lens import graph_batch, refill
+from kernels.lens import graph_batch, refill, to_device
 
 MAX_ROWS = 128
 WARM_UPS = 2
@@ -108,13 +108,14 @@ class DecodeGraphs:
         rows = len(inputs.uids)
         graph = self._graphs[self._buckets[bisect_left(self._buckets, rows)]]
         # Padding rows keep some token and position of an earlier step: what they compute goes nowhere.
-        self._tokens[:rows].copy_(inputs.tokens, non_blocking=True)
-        self._positions[:rows].copy_(inputs.positions, non_blocking=True)
+        device = self._tokens.device
+        self._tokens[:rows].copy_(to_device(inputs.tokens, device))
+        self._positions[:rows].copy_(to_device(inputs.positions, device))
         refill(graph.batch, inputs.batch, self._page_size)
         graph.replay()
         if len(inputs.wanted) == rows:  # Each samples, in order.
             return graph.logits[:rows]
-        return graph.logits.index_select(0, inputs.wanted.to(graph.logits.device))
+        return graph.logits.index_select(0, to_device(inputs.wanted, device))
 
 
 class GraphedModel(LocalModel):

@@ -20,6 +20,7 @@ from actors.runner.torch.pages import gather, scatter
 from actors.runner.torch.setup import ModelSetup
 from actors.runner.torch.shards import Shard, shard_of
 from kernels.attention import AttentionBackend, AttnBatch, AttnConfig
+from kernels.lens import to_device
 from kernels.selection import select_backend
 
 
@@ -69,10 +70,13 @@ class LocalModel:
     def prepare(self, inputs: StepInputs) -> Prepared:
         """All of a step that can fail because of what is asked for."""
         device = self._device
-        table, slots = inputs.batch.page_table.to(device), inputs.batch.slots.to(device)
+        table, slots = to_device(inputs.batch.page_table, device), to_device(inputs.batch.slots, device)
         batch = replace(inputs.batch, page_table=table, slots=slots)
         self._attention.plan(batch)
-        return Prepared(inputs.tokens.to(device), inputs.positions.to(device), inputs.wanted.to(device), batch)
+        tokens, positions, wanted = (
+            to_device(each, device) for each in (inputs.tokens, inputs.positions, inputs.wanted)
+        )
+        return Prepared(tokens, positions, wanted, batch)
 
     def forward(self, step: Prepared) -> Tensor:
         return self.decoder.forward(step.tokens, step.positions, step.wanted, self._attention, step.batch, self.kv)
