@@ -71,13 +71,23 @@ class Planner:
         if not prompts:
             return
         grants = share_prefill([self._ready(request) for request in prompts], budget)
-        to_score = MAX_SCORED
-        for request, granted in zip(prompts, grants, strict=True):
-            count = scoring.most_positions(request, request.planned, granted, to_score)
+        for request, count in zip(prompts, self._scorable(prompts, grants), strict=True):
             in_batch = request.state is not WAITING
             if count and in_batch and not request.preempt_wanted and self._make_room(request, count, now):
                 items.append(self._item(request, count, now))
-                to_score -= len(items[-1].scored)
+
+    def _scorable(self, prompts: list[Request], grants: list[int]) -> list[int]:
+        """As much of `grants` as can be scored in one step: that is shared among those that are scored as the step
+        itself is among all (rule P7)."""
+        scored = {
+            at: len(scoring.positions(request, request.planned, grants[at]))
+            for at, request in enumerate(prompts)
+            if request.scored < request.prompt_len
+        }
+        counts = list(grants)
+        for at, most in zip(scored, share_prefill(list(scored.values()), MAX_SCORED), strict=True):
+            counts[at] = scoring.most_positions(prompts[at], prompts[at].planned, grants[at], most)
+        return counts
 
     def _ready(self, request: Request) -> int:
         """Positions to compute next. 0 while the token in flight may be the last one allowed."""

@@ -218,6 +218,20 @@ def test_a_step_scores_no_more_than_there_is_room_for(depth: int, monkeypatch: p
     assert other.ids == expected(PROMPT, 8)
 
 
+def test_a_short_one_is_not_stuck_behind_a_long_one(depth: int) -> None:
+    """P7: what can be scored in a step is shared as its tokens are."""
+    driver = Driver(depth=depth, max_step_tokens=4 * MAX_SCORED, max_context=16 * MAX_SCORED, kv_tokens=32 * MAX_SCORED)
+    long = driver.submit("long", [n % 250 for n in range(12 * MAX_SCORED)], sampling=asking(0, 1))
+    driver.step()
+    short = driver.submit("short", PROMPT, sampling=asking(0, 1))
+    for _ in range(3):
+        driver.step()
+    assert short.scores == toy_prompt_scores(PROMPT, 0)
+    assert long.end is None
+    driver.run()
+    assert long.scores == toy_prompt_scores([n % 250 for n in range(12 * MAX_SCORED)], 0)
+
+
 @pytest.mark.parametrize("after", [0, 1, 3, 12])
 def test_who_joins_hears_all_of_them(after: int, depth: int) -> None:
     """T2: in the midst of the prompt, and behind it."""
