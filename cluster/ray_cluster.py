@@ -103,8 +103,8 @@ def start_ahead(config: RemoraConfig, store: SessionStore) -> None:
     it is there. Loading a model takes about as long as starting Serve, and neither waits for the other.
 
     One that cannot be started is left to the pool, which tries again and says why."""
-    if config.autoscale.enabled:
-        return  # How many there are to be is the pool's to find out.
+    if config.autoscale.enabled or config.workers.tensor_parallel > 1:
+        return  # How many there are to be is the pool's to find out, and room for ranks may have to be waited for.
     wanted = with_store_file(with_keys_of(os.environ, config))
     label, runtime = release_of(wanted).label, RayRuntime(wanted, store)
 
