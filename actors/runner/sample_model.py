@@ -30,8 +30,8 @@ def write_sample(of: Path, to: Path, seed: int = 0) -> None:
     (to / "config.json").write_text(json.dumps(config), encoding="utf-8")
     small = ModelCard.read(to)
     generator = torch.Generator().manual_seed(seed)
-    shapes = {name: shape for name, shape in _shapes(small).items() if shape}
-    save_file({name: _random(name, shape, generator) for name, shape in shapes.items()}, to / "model.safetensors")
+    tensors = {name: _random(name, shape, generator) for name, shape in tensor_shapes(small).items()}
+    save_file(tensors, to / "model.safetensors")
 
 
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -41,8 +41,8 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
     return numbers * 0.1 if name.endswith("bias") else 1.0 + numbers * 0.1
 
 
-def _shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
-    """Of every tensor; empty for what the model does not have."""
+def tensor_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
+    """Every tensor that the decoder takes of such a model."""
     queries, keys = card.num_heads * card.head_dim, card.num_kv_heads * card.head_dim
     hidden, inner = card.hidden_size, card.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {
@@ -68,4 +68,4 @@ def _shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
             shapes[f"{at}{name}.weight"] = (hidden,)
         for name in ("self_attn.q_norm", "self_attn.k_norm"):
             shapes[f"{at}{name}.weight"] = (card.head_dim,) if card.qk_norm else ()
-    return shapes
+    return {name: shape for name, shape in shapes.items() if shape}
