@@ -85,6 +85,11 @@ class Choice:
     def _named(self, part: CallBegins) -> CallBegins:
         return replace(part, call_id=call_id(self.running.call.submit, part.number))
 
+    def numbers(self, tokens: int) -> int:
+        """How many log probabilities are told of so many tokens."""
+        sampling = self.running.call.submit.sampling
+        return tokens * (1 + (sampling.logprobs or 0) + len(sampling.logprob_ids))
+
     @property
     def failure(self) -> ApiError | None:
         """The error that its end amounts to, if it does."""

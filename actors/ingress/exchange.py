@@ -28,13 +28,10 @@ from actors.ingress.routing import Call
 from actors.ingress.running import Running
 from actors.ingress.streams import AnswerStream, worker_header
 from actors.ingress.validate import parse_object
-from actors.ingress.voice import Api, Keeping, Voice
+from actors.ingress.voice import Api, Keeping, Voice, written
 from actors.messages import Outcome, Reason, Stage
 
 log = logging.getLogger(__name__)
-
-INLINE_SCORES = 4096
-"""With more log probabilities of prompts, an answer is not put together on the event loop."""
 
 
 class GenerateEndpoint:
@@ -182,10 +179,8 @@ class Exchange:
                 raise error
         if self._keeping is not None:
             await self._keeping.ended(choices, None, self._request_id)
-        if sum(len(choice.scores) for choice in choices) > INLINE_SCORES:
-            body = await asyncio.to_thread(voice.whole, choices)
-        else:
-            body = voice.whole(choices)
+        numbers = sum(choice.numbers(len(choice.scores) + len(choice.logprobs)) for choice in choices)
+        body = await written(numbers, lambda: voice.whole(choices))
         await send_whole(life.send, 200, body, self._answer_headers)
 
     async def _tracked_send(self, message: Message) -> None:

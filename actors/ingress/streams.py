@@ -11,7 +11,7 @@ from actors.ingress.choices import Choice, News
 from actors.ingress.errors import ApiError
 from actors.ingress.http_io import send_start
 from actors.ingress.lifeline import Lifeline
-from actors.ingress.voice import Keeping, Voice
+from actors.ingress.voice import Keeping, Voice, written
 
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -80,7 +80,7 @@ class AnswerStream:
             return
         data = b""
         for choice, batch in fresh:
-            data += self._of(choice, batch)
+            data += await self._of(choice, batch)
             if self._failure is not None:
                 await self._fail(self._failure, data)
                 return
@@ -90,17 +90,21 @@ class AnswerStream:
         else:
             await self._write(data)
 
-    def _of(self, choice: Choice, batch: Batch) -> bytes:
+    async def _of(self, choice: Choice, batch: Batch) -> bytes:
         """What one choice's batch looks like. Notes the failure that it ends with, if it does."""
-        parts, end = choice.read(batch), batch.end
+        parts, opened, voice = choice.read(batch), choice.opened, self._voice
         choice.running.on_backlog(self._life.backlog)
         self._failure = choice.failure
-        if self._failure is not None and not batch.ids and not choice.opened:
+        if self._failure is not None and not batch.ids and not opened:
             return b""
-        data = b"" if choice.opened else self._voice.opens(choice)
         choice.opened = True
-        data += self._voice.says(choice, parts)
-        return data if end is None or self._failure is not None else data + self._voice.ends(choice)
+        ends = batch.end is not None and self._failure is None
+
+        def write() -> bytes:
+            data = (b"" if opened else voice.opens(choice)) + voice.says(choice, parts)
+            return data + voice.ends(choice) if ends else data
+
+        return await written(choice.numbers(len(batch.scores) + len(batch.logprobs)), write)
 
     async def _fail(self, error: ApiError, data: bytes) -> None:
         """An error event, or, when nothing was sent or made yet, the error itself."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from actors.ingress.choices import Choice
@@ -11,6 +12,9 @@ from actors.ingress.generation import GenerationRequest
 from actors.ingress.text import TextModel
 from actors.replies.parts import Part
 from configs.schema import RemoraConfig
+
+INLINE_NUMBERS = 4096
+"""With more log probabilities, an answer or a piece of one is not written on the event loop."""
 
 
 class Voice(Protocol):
@@ -64,3 +68,8 @@ class Keeping(Protocol):
     async def ended(self, choices: Sequence[Choice], failure: ApiError | None, request_id: str) -> None:
         """It is over, and the client is told only when this returns. Not called for a client that has left, nor for a
         failure that is the whole answer to a request that is not streamed."""
+
+
+async def written(numbers: int, write: Callable[[], bytes]) -> bytes:
+    """What `write` makes: something with so many log probabilities in it."""
+    return write() if numbers <= INLINE_NUMBERS else await asyncio.to_thread(write)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors.engine.scoring import MAX_NUMBERS
+from actors.ingress.native_answers import Scores
+from actors.ingress.voice import INLINE_NUMBERS
 from actors.runner.toy import TOY_VOCAB_SIZE, toy_continuation, toy_prompt_scores
 from tests.ingress.asgi import Client, run
 from tests.ingress.local import cluster
@@ -240,3 +244,31 @@ def test_a_long_prompt_is_told_without_standing_in_the_way(tmp_path: Path) -> No
         assert told["meta_info"]["input_token_logprobs"] == listed(text, 0)
 
     run(check())
+
+
+@pytest.mark.parametrize(("begin", "top", "stream"), [(-1, 20, False), (0, 20, False), (0, 20, True), (0, 0, True)])
+def test_many_numbers_are_not_written_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: int, top: int, stream: bool
+) -> None:
+    """I1: neither those of a prompt nor those of a reply, in a stream or at once; the numbers count, not the tokens."""
+    written: list[tuple[int, bool]] = []
+    listed_by = Scores.of_prompt if begin == 0 else Scores.of
+
+    def noted(scores: Scores, told: Sequence[Any], named: int = 0) -> Any:
+        written.append((len(told), threading.current_thread() is threading.main_thread()))
+        return listed_by(scores, told, named)
+
+    monkeypatch.setattr(Scores, listed_by.__name__, noted)
+
+    async def check() -> None:
+        async with cluster(tmp_path) as at:
+            sampling = {**GREEDY, "max_new_tokens": 6 if begin == 0 else 400}
+            asked = {"return_logprob": True, "logprob_start_len": begin, "top_logprobs_num": top, "stream": stream}
+            call = at.client.start("POST", "/generate", {"text": TEXT * 30, "sampling_params": sampling, **asked})
+            await call.whole()
+            assert call.status == 200
+
+    run(check())
+    long = [on_loop for tokens, on_loop in written if tokens * (1 + top) > INLINE_NUMBERS]
+    assert not any(long)
+    assert bool(long) == (top > 0)
