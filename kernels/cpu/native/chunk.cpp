@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 namespace remora {
@@ -46,7 +47,7 @@ inline void score(const Number* const* queries, const Number* const* keys, const
     for (int b = 0; b < kCount; ++b) sums[r][b] = splat(0.0f);
   for (int k = 0; k < head_dim; k += kPair) {
     Operand key[kCount];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int b = 0; b < kCount; ++b) {
       key[b] = load_operand(keys[b] + k * kLanes);
       fetch(ahead[b] + k * kLanes);
@@ -54,7 +55,7 @@ inline void score(const Number* const* queries, const Number* const* keys, const
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const Operand query = splat_operand(queries[r] + k);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int b = 0; b < kCount; ++b) sums[r][b] = dot(sums[r][b], key[b], query);
     }
   }
@@ -65,20 +66,26 @@ inline void score(const Number* const* queries, const Number* const* keys, const
 template <int kCount>
 void score_rows(int rows, const Number* const* queries, const Number* const* keys, const Number* const* ahead,
                 int head_dim, float* scores) {
+  constexpr int kMost = 2 * kScoreRows / kCount;
   for (int row = 0; row < rows;) {
     const Number* const* query = queries + row;
     float* to = scores + row * kChunk;
-    const int count = std::min(kScoreRows, rows - row);
+    const int count = std::min(std::min(kMost, kScoreRows), rows - row);
     switch (count) {
       case 1: score<1, kCount>(query, keys, ahead, head_dim, to); break;
       case 2: score<2, kCount>(query, keys, ahead, head_dim, to); break;
       case 3: score<3, kCount>(query, keys, ahead, head_dim, to); break;
 #if defined(__AVX512F__)
       case 4: score<4, kCount>(query, keys, ahead, head_dim, to); break;
-      case 5: score<5, kCount>(query, keys, ahead, head_dim, to); break;
-      case 6: score<6, kCount>(query, keys, ahead, head_dim, to); break;
-      case 7: score<7, kCount>(query, keys, ahead, head_dim, to); break;
-      default: score<8, kCount>(query, keys, ahead, head_dim, to); break;
+      default:
+        if constexpr (kMost > 4) {
+          switch (count) {
+            case 5: score<5, kCount>(query, keys, ahead, head_dim, to); break;
+            case 6: score<6, kCount>(query, keys, ahead, head_dim, to); break;
+            case 7: score<7, kCount>(query, keys, ahead, head_dim, to); break;
+            default: score<8, kCount>(query, keys, ahead, head_dim, to); break;
+          }
+        }
 #endif
     }
     row += count;
@@ -87,19 +94,23 @@ void score_rows(int rows, const Number* const* queries, const Number* const* key
 
 void score_chunk(int rows, const Number* const* queries, const Chunk& chunk, int head_dim, float* scores) {
   const int blocks = (chunk.width + kLanes - 1) / kLanes;
-  const auto ahead_of = [&](int block) {
-    const int ahead = block + kAhead;
-    return ahead < blocks ? chunk.keys[ahead] : chunk.values[std::min(ahead - blocks, blocks - 1)];
-  };
-  for (int block = 0; block < blocks; block += 2) {
-    const Number* ahead[] = {ahead_of(block), ahead_of(block + 1)};
-    float* to = scores + block * kLanes;
-    if (block + 2 <= blocks) {
-      score_rows<2>(rows, queries, chunk.keys + block, ahead, head_dim, to);
-    } else {
-      score_rows<1>(rows, queries, chunk.keys + block, ahead, head_dim, to);
+  const auto pass = [&](auto count, int block) {
+    const Number* ahead[count];
+    for (int b = 0; b < count; ++b) {
+      const int later = block + b + kAhead;
+      ahead[b] = later < blocks ? chunk.keys[later] : chunk.values[std::min(later - blocks, blocks - 1)];
     }
-  }
+    score_rows<count>(rows, queries, chunk.keys + block, ahead, head_dim, scores + block * kLanes);
+    return block + count;
+  };
+  int block = 0;
+#if defined(__AVX512F__)
+  // Few rows: more blocks at once, so that enough sums are on their way to hide how long each takes.
+  if (rows <= kScoreRows / 2)
+    while (block + 4 <= blocks) block = pass(std::integral_constant<int, 4>(), block);
+#endif
+  while (block + 2 <= blocks) block = pass(std::integral_constant<int, 2>(), block);
+  if (block < blocks) pass(std::integral_constant<int, 1>(), block);
 }
 
 // One row's weights of `width` keys, 0 where it does not see them; the last pair is filled up with 0.

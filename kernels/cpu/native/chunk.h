@@ -10,7 +10,8 @@ constexpr int kBlocks = kChunk / kLanes;
 constexpr int kAhead = 4;  // Blocks between what is asked of memory and what is used.
 constexpr int kTileRows = 48;  // At most, unless one token has more query heads to a KV head.
 
-// A chunk of one KV head, in blocks of 16 keys: keys [head_dim / kPair][16][kPair], values [16 / kPair][head_dim][kPair].
+// A chunk of one KV head, in blocks of 16 keys: keys [head_dim / kPair][16][kPair], values [16 / kPair][head_dim]
+// [kPair].
 // Beyond `width` keys there may be anything. `next`: the first blocks of keys that will be wanted after this chunk.
 struct Chunk {
   const Number* keys[kBlocks];

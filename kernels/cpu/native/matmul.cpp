@@ -68,7 +68,7 @@ inline void tile(const Number* x, int row, const Packed& weights, int index, con
   for (int k = 0; k < weights.inputs; k += kPair, weight += kPanel * kPair) {
     const Operand a = load_operand(weight), b = load_operand(weight + kLanes * kPair);
     for (int line = 0; line < static_cast<int>(sizeof(Number)) * kPanel * kPair; line += 64)
-      _mm_prefetch(reinterpret_cast<const char*>(weight) + kAhead + line, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(weight) + kAhead + line, _MM_HINT_T1);
 #pragma GCC unroll 12
     for (int r = 0; r < kCount; ++r) {
       const Operand input = splat_operand(inputs[r] + k);

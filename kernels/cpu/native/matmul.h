@@ -29,7 +29,7 @@ void multiply(Team& team, const Number* x, int rows, const Packed& weights, floa
 // The same, added to what is there.
 void multiply_add(Team& team, const Number* x, int rows, const Packed& weights, float* to, std::int64_t stride);
 
-// to [rows, outputs / 2] = silu(gate) * up. Each panel holds 16 rows of the gate's weights and then the same 16 of up's.
+// to [rows, outputs / 2] = silu(gate) * up. Each panel holds 16 rows of the gate's weights, then the same 16 of up's.
 void multiply_gated(Team& team, const Number* x, int rows, const Packed& weights, Number* to);
 
 }  // namespace remora

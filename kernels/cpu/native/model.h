@@ -1,5 +1,5 @@
-// What a step reads: the model's shape and weights, the K/V cache, and the batch. The C interface (kernels/cpu/library.py
-// mirrors it field by field).
+// What a step reads: the model's shape and weights, the K/V cache, and the batch. The C interface:
+// kernels/cpu/library.py mirrors it field by field.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ struct RemoraShape {
   float norm_eps, score_scale, rope_factor;
 };
 
-// Weights packed as `remora::Packed` says; biases and norms in float32, null where the model has none. Biases are as long
-// as whole panels.
+// Weights packed as `remora::Packed` says; biases and norms in float32, null where the model has none. Biases are as
+// long as whole panels.
 struct RemoraLayer {
   const remora::Number *qkv, *out, *gate_up, *down;
   const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;

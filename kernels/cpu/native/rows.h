@@ -12,8 +12,8 @@ void rms_norm(const float* x, const float* weight, int size, float eps, Number* 
 // cosines and sines [head_dim / 2] at a position.
 void rotation(const RemoraShape& shape, const float* inverse, std::int64_t position, float* cosines, float* sines);
 
-// One token: `projected` [heads + 2 * kv_heads, head_dim]. Norms (where the model has them) and rotates its queries into
-// `queries` [heads, head_dim], its keys and values into slot `slot` of page `page` of this layer.
+// One token: `projected` [heads + 2 * kv_heads, head_dim]. Norms (where the model has them) and rotates its queries
+// into `queries` [heads, head_dim], its keys and values into slot `slot` of page `page` of this layer.
 void place_token(const RemoraShape& shape, const RemoraLayer& weights, int layer, float* projected,
                  const float* cosines, const float* sines, Number* queries, Number* kv, std::int64_t page, int slot);
 

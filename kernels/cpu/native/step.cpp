@@ -138,8 +138,8 @@ class Decoder {
     const float* cosines = rotations_at_ + static_cast<std::int64_t>(token) * shape_.head_dim;
     place_token(shape_, layer, index, projected_at_ + static_cast<std::int64_t>(token) * width, cosines,
                 cosines + shape_.head_dim / 2,
-                queries_at_ + static_cast<std::int64_t>(token) * shape_.heads * shape_.head_dim, weights_.kv, where.page,
-                static_cast<int>(where.position % shape_.page_size));
+                queries_at_ + static_cast<std::int64_t>(token) * shape_.heads * shape_.head_dim, weights_.kv,
+                where.page, static_cast<int>(where.position % shape_.page_size));
   }
 
   const Number* normed(const float* weight, int tokens, int member) {
