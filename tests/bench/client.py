@@ -165,7 +165,8 @@ async def connect(url: str, model: str = "") -> AsyncIterator[ChatClient]:
     """A client for the server at `url`; `model` empty: the first that it lists. Raises BenchError when it is not there,
     and for every connection that breaks inside."""
     timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    # A connection for each request: some servers close one that waits just when the next request is sent on it.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     try:
         async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, trust_env=False) as http:
             listed = (await http.get("/v1/models")).raise_for_status().json()["data"]

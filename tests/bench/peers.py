@@ -13,6 +13,7 @@ import asyncio
 import dataclasses
 import os
 import secrets
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -142,6 +143,7 @@ def run(args: argparse.Namespace, shapes: Shapes, setting: Setting) -> PeerRepor
 def main(argv: list[str]) -> int:
     args = parsed(argv)
     args.json = args.json or RESULTS / f"peers-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}.json"
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # Else the server that runs would stay.
     try:
         with tempfile.TemporaryDirectory(prefix="peers-") as logs:
             report = run(args, Shapes(), setting_of(args, Path(logs)))
