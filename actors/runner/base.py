@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from actors.engine.plan import StepPlan, StepResult
@@ -22,6 +22,7 @@ class RunnerInfo:
     (dtype, shape, model); pages go only between runners that say the same.
     `weights`: a name for the model's weights, whatever computes with them: the same prompt has another answer under
     another one.
+    `not_taken`: other ways of computing that the runner knows, and why each is not used here.
     """
 
     name: str
@@ -36,6 +37,7 @@ class RunnerInfo:
     page_bytes: int = 0
     kv_format: str = ""
     weights: str = ""
+    not_taken: Mapping[str, str] = field(default_factory=dict)
 
 
 class StepHandle(Protocol):

@@ -227,6 +227,7 @@ class WorkerShell:
             "node": socket.gethostname(),
             "pid": os.getpid(),
             "runner": info.description,
+            "not_taken": dict(info.not_taken),
             "weights": info.weights,
             "max_context": info.max_context,
             "max_running": self._max_running,

@@ -130,6 +130,14 @@ def test_an_explicit_backend_that_cannot_work_is_an_error(saved: Saved) -> None:
         tiny.runner(saved("llama")[0], attention="xformers")
 
 
+def test_why_other_backends_are_not_taken_is_known_to_the_worker(saved: Saved) -> None:
+    """It is shown in /v1/stats."""
+    runner = tiny.runner(saved("llama")[0])
+    assert runner.info.not_taken["xformers"] == "it runs on cuda only, and the model is on cpu"
+    assert "attention torch" in runner.info.description
+    runner.close()
+
+
 def test_ids_beyond_the_vocabulary_never_reach_a_step(saved: Saved) -> None:
     """Ends that the model cannot say are dropped; rows that the tokenizer does not know stand for no text."""
     runner = tiny.runner(saved("llama")[0], eos_ids=frozenset({2, 99999}), vocab_bytes=(b"a", b"b"))

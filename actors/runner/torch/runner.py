@@ -103,7 +103,9 @@ class TorchRunner:
             no_grammars=matchers if isinstance(matchers, str) else "",
             description=how + (f" ({remark})" if remark else ""),
             page_bytes=setup.page_bytes,
+            not_taken=self.attention_reasons,
         )
+        logger.info("%s; attention not by %s", how, self.attention_reasons)
         self._last: dict[int, int] = {}
         self._group = group
         # omp_set_num_threads speaks for the calling thread only: it has to be said on the thread that computes.
