@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from actors.replies.parts import CallArguments, CallBegins, Part, ReasoningPart, TextPart
 
@@ -44,7 +45,10 @@ def canonical_call(name: str, arguments: str) -> str:
     """The same for all ways to write a call of this tool with these arguments. `arguments` that are no JSON, a call
     that was cut, are what they are."""
     try:
-        read = json.loads(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError):
-        read = [arguments.strip()]  # No arguments are a list.
-    return json.dumps([name, read], sort_keys=True, separators=(",", ":"))
+        return _plain(name, json.loads(arguments) if arguments.strip() else {})
+    except (ValueError, RecursionError):  # What can just be read may be too deep to be written.
+        return _plain(name, [arguments.strip()])  # No arguments are a list.
+
+
+def _plain(name: str, arguments: Any) -> str:
+    return json.dumps([name, arguments], sort_keys=True, separators=(",", ":"))

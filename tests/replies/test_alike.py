@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -57,3 +58,12 @@ def test_the_parts_of_a_reply_are_put_together() -> None:
         CallBegins(1, "", "b"),
     ]
     assert said_in(parts) == Said("I look.", "hm", ('["a",{"x":1}]', '["b",{}]'))
+
+
+@pytest.mark.parametrize(("opens", "closes"), ["[]", ('{"a":', "}")])
+def test_no_depth_of_arguments_breaks_who_compares_them(opens: str, closes: str) -> None:
+    """I1: somewhere lies what can just be read, and is too deep to be written."""
+    limit = sys.getrecursionlimit()
+    for depth in range(limit - 150, limit + 2):
+        deep = f"{opens * depth}1{closes * depth}"
+        assert canonical_call("f", deep) == canonical_call("f", f" {deep} ")
