@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from actors.engine.history import History
 from actors.messages import Notation, Submit, TurnOf
@@ -33,7 +35,8 @@ def followed(turn: TurnOf, history: History, vocab_bytes: Sequence[bytes]) -> st
     if not turn.stem:
         return None
     alike = history.named_like(turn.stem + STEM_ENDS)
-    return next((one.rid for one in reversed(alike) if _reads(one, turn, vocab_bytes)), None)
+    way = _Way.of(turn.notation) if turn.notation is not None and alike else None
+    return next((one.rid for one in reversed(alike) if _reads(one, turn, way, vocab_bytes)), None)
 
 
 def named_otherwise(submit: Submit, history: History) -> TurnRecord | None:
@@ -47,10 +50,25 @@ def named_otherwise(submit: Submit, history: History) -> TurnRecord | None:
     return next((one for one in alike if len(one.rid) == len(submit.rid) and one.rid != submit.rid), None)
 
 
-def _reads(turn: TurnRecord, said: TurnOf, vocab_bytes: Sequence[bytes]) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A `Notation`, read once: its tools may be megabytes, and many turns may be alike."""
+
+    format: ReplyFormat
+    tools: list[Any]
+    marks: Mapping[int, bytes]
+
+    @classmethod
+    def of(cls, notation: Notation) -> _Way:
+        tags = Tags(*notation.reasoning) if notation.reasoning else None
+        marks = {token: text.encode() for token, text in notation.marks}
+        return cls(ReplyFormat(ToolFormat(notation.calls), tags), json.loads(notation.tools or "[]"), marks)
+
+
+def _reads(turn: TurnRecord, said: TurnOf, way: _Way | None, vocab_bytes: Sequence[bytes]) -> bool:
     """Whether a turn's output is the reply that a client tells of. Blanks around it do not count."""
-    if said.notation is not None:
-        return _calls_alike(turn, said, said.notation, vocab_bytes)
+    if way is not None:
+        return _calls_alike(turn, said, way, vocab_bytes)
     text = _text(turn.output_ids, vocab_bytes)
     if turn.matched is not None and (at := text.rfind(turn.matched.encode())) >= 0:
         text = text[:at]
@@ -61,19 +79,15 @@ def _reads(turn: TurnRecord, said: TurnOf, vocab_bytes: Sequence[bytes]) -> bool
     return thought is not None and answer == reply and reasoning in (b"", thought)
 
 
-def _calls_alike(turn: TurnRecord, said: TurnOf, notation: Notation, vocab_bytes: Sequence[bytes]) -> bool:
+def _calls_alike(turn: TurnRecord, said: TurnOf, way: _Way, vocab_bytes: Sequence[bytes]) -> bool:
     """The same for a reply that calls tools: both are read by the model's format, as the client was told."""
-    marks = {token: text.encode() for token, text in notation.marks}
-    text = _text(turn.output_ids, vocab_bytes, marks)
+    text = _text(turn.output_ids, vocab_bytes, way.marks)
     if turn.matched is not None and (at := text.rfind(turn.matched.encode())) >= 0:
         text = text[:at]
-    prompt = _text(turn.input_ids[-_LAST_IDS:], vocab_bytes, marks).rstrip()
-    tags = Tags(*notation.reasoning) if notation.reasoning else None
-    reader = reply_reader(
-        ReplyFormat(ToolFormat(notation.calls), tags),
-        json.loads(notation.tools or "[]"),
-        thinking=tags is not None and prompt.endswith(tags.begins.encode()),
-    )
+    prompt = _text(turn.input_ids[-_LAST_IDS:], vocab_bytes, way.marks).rstrip()
+    tags = way.format.reasoning
+    thinking = tags is not None and prompt.endswith(tags.begins.encode())
+    reader = reply_reader(way.format, way.tools, thinking=thinking)
     told = said_in([*reader.push(text.decode(errors="replace")), *reader.finish()])
     same_thought = said.reasoning.strip() in ("", told.reasoning)
     return same_thought and (told.text, told.calls) == (said.reply.strip(), said.calls)

@@ -243,3 +243,22 @@ def test_opening_and_going_on_are_one_request_for_who_sends_everything(driver: D
     first = turn(driver, "a~1", HELLO, HELLO, create=True)
     second = turn(driver, "b~1", MORE, [1], stem="a", reply=text(first.ids), create=True)
     assert second.ids == expected([*HELLO, *first.ids, *MORE], 8)
+
+
+def test_tools_are_read_once_for_all_turns_that_may_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P7: a client's tools may be megabytes, and its turns alike may be many; every session of the worker waits."""
+    driver, _ = writing(WRITTEN[ToolFormat.HERMES])
+    for number in range(5):
+        driver.turn(f"a~{number}", HELLO, 20, from_head=False, root_ids=tuple(HELLO), whole=True, rid=f"a~{number}")
+        driver.run()
+    read: list[str] = []
+    loads = json.loads
+
+    def noted(text: str, **how: Any) -> Any:
+        read.append(text)
+        return loads(text, **how)
+
+    monkeypatch.setattr(json, "loads", noted)
+    notation = Notation(calls="hermes", tools=TOOLS)
+    turn(driver, "b~1", MORE, [3, *MORE], stem="a", reply="Something else.", calls=(SUN,), notation=notation)
+    assert read.count(TOOLS) == 1
