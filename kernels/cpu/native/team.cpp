@@ -19,10 +19,17 @@ void wait_for_change(const std::atomic<std::uint32_t>& number, std::uint32_t old
 }  // namespace
 
 Team::Team(int size) : size_(size) {
-  for (int member = 1; member < size; ++member) helpers_.emplace_back([this, member] { help(member); });
+  try {
+    for (int member = 1; member < size; ++member) helpers_.emplace_back([this, member] { help(member); });
+  } catch (...) {
+    dismiss();
+    throw;
+  }
 }
 
-Team::~Team() {
+Team::~Team() { dismiss(); }
+
+void Team::dismiss() {
   job_ = nullptr;
   jobs_.fetch_add(1, std::memory_order_release);
   jobs_.notify_all();

@@ -38,6 +38,7 @@ class Team {
  private:
   void meet();
   void help(int member);
+  void dismiss();
 
   const int size_;
   alignas(64) std::atomic<int> next_{0};
