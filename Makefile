@@ -7,7 +7,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 export RAY_AUTH_MODE ?= disabled
 
 .PHONY: setup check test test-fast test-long soak churn chaos rolling simulate mutants cases serve chat bench bench-in-process bench-aborts \
-	bench-layers bench-store fix clean
+	bench-layers bench-kernel bench-store fix clean
 
 STAMP := $(VENV)/.ready
 
@@ -90,6 +90,10 @@ bench-aborts: setup
 # What actors and HTTP add to the bare engine: time to first token, throughput.
 bench-layers: setup
 	$(BIN)/python -m tests.bench.actor_layer
+
+# Steps of the fused CPU operator beside what the machine allows at best.
+bench-kernel: setup
+	$(BIN)/python -m tests.bench.kernel
 
 # Commit and load times of the session stores.
 bench-store: setup
