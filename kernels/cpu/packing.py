@@ -40,18 +40,25 @@ def pack_pages(pages: Tensor) -> Tensor:
     head_dim]: keys [page_size / 16, head_dim / pair, 16, pair], values [page_size / pair, head_dim, pair]."""
     *front, _, size, heads, dim = pages.shape
     pair = pair_of(pages.dtype)
+    packed = pages.new_empty((*front, heads, 2, size * dim))
     keys, values = (part.movedim(-2, -3) for part in pages.unbind(-4))
-    keys = keys.reshape(*front, heads, size // LANES, LANES, dim // pair, pair).transpose(-3, -2)
-    values = values.reshape(*front, heads, size // pair, pair, dim).transpose(-2, -1)
-    return torch.stack((keys.flatten(-4), values.flatten(-3)), dim=-2)
+    lanes = keys.view(torch.int32).unflatten(-2, (size // LANES, LANES)).transpose(-2, -1)
+    packed[..., 0, :].view(torch.int32).unflatten(-1, (size // LANES, dim // pair, LANES)).copy_(lanes)
+    to = packed[..., 1, :].unflatten(-1, (size // pair, dim, pair))
+    for offset in range(pair):
+        to[..., offset].copy_(values[..., offset::pair, :])
+    return packed
 
 
 def unpack_pages(packed: Tensor, page_size: int) -> Tensor:
     """The inverse of `pack_pages`."""
     *front, heads, _, numbers = packed.shape
     dim, pair = numbers // page_size, pair_of(packed.dtype)
-    keys, values = packed.unbind(-2)
-    keys = keys.reshape(*front, heads, page_size // LANES, dim // pair, LANES, pair).transpose(-3, -2)
-    values = values.reshape(*front, heads, page_size // pair, dim, pair).transpose(-2, -1)
-    whole = (part.reshape(*front, heads, page_size, dim).movedim(-3, -2) for part in (keys, values))
-    return torch.stack(tuple(whole), dim=-4)
+    pages = packed.new_empty((*front, 2, page_size, heads, dim))
+    keys, values = (part.movedim(-2, -3) for part in pages.unbind(-4))
+    lanes = packed[..., 0, :].view(torch.int32).unflatten(-1, (page_size // LANES, dim // pair, LANES))
+    keys.view(torch.int32).unflatten(-2, (page_size // LANES, LANES)).copy_(lanes.transpose(-2, -1))
+    of = packed[..., 1, :].unflatten(-1, (page_size // pair, dim, pair))
+    for offset in range(pair):
+        values[..., offset::pair, :].copy_(of[..., offset])
+    return pages
