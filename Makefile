@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 export RAY_USAGE_STATS_ENABLED = 0
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: setup check test test-fast test-long soak churn chaos rolling simulate mutants cases serve chat bench bench-in-process bench-aborts \
-	bench-layers bench-kernel bench-store fix clean
+.PHONY: setup check test test-fast test-long test-gpu soak churn chaos rolling simulate mutants cases serve chat bench bench-in-process bench-aborts \
+	bench-layers bench-kernel bench-engine bench-peers bench-store fix clean
 
 STAMP := $(VENV)/.ready
 
@@ -38,6 +38,11 @@ test: setup
 # Ray's control service dies and comes back, and the whole head. Ray ends whoever hears nothing of it for a minute.
 test-long: setup
 	RAY_gcs_rpc_server_reconnect_timeout_s=300 $(BIN)/python -m pytest -m long
+
+# On a machine with a GPU: attention and the runner on it, and what they are worth.
+test-gpu: setup
+	$(BIN)/python -m pytest tests/kernels/attention tests/runner
+	$(BIN)/python -m tests.bench.gpu
 
 # Rings 1-3: no model, no Ray; in several processes.
 test-fast: setup
@@ -90,6 +95,15 @@ bench-aborts: setup
 # What actors and HTTP add to the bare engine: time to first token, throughput.
 bench-layers: setup
 	$(BIN)/python -m tests.bench.actor_layer
+
+# Remora, llama.cpp's server and vLLM by turns, where they are installed.
+bench-peers: setup
+	$(BIN)/python -m tests.bench peers
+
+# What a step costs the engine, and what a turn costs as its session grows.
+bench-engine: setup
+	$(BIN)/python -m tests.bench engine
+	$(BIN)/python -m tests.bench turns
 
 # Steps of the fused CPU operator beside what the machine allows at best.
 bench-kernel: setup

@@ -152,6 +152,6 @@ def test_what_ray_says_becomes_one_line(text: str, cause: str) -> None:
 
 
 def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main(["--version"])
     assert capsys.readouterr().out == f"remora {importlib.metadata.version('remora')}\n"

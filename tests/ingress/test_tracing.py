@@ -59,7 +59,8 @@ def test_nothing_that_a_client_sends_does_harm(given: bytes) -> None:
 
 
 def test_it_goes_through_the_actors_to_both_logs(tmp_path: Path) -> None:
-    """field case N04: each one's span is the parent of the next; every part of an answer is of the trace; the answer names it."""
+    """field case N04: each one's span is the parent of the next; every part of an answer is of the
+    trace; the answer names it."""
     access, requests = tmp_path / "access", tmp_path / "requests"
 
     async def check() -> None:
