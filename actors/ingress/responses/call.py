@@ -181,7 +181,8 @@ class ResponseCall:
         """With what came before it. Raises ApiError."""
         asked = self._asked
         if asked.conversation is not None:
-            self._goes = await self._tools.conversations.goes(self._tenant, asked.conversation, self._told.id)
+            conversations, joins = self._tools.conversations, request.join
+            self._goes = await conversations.goes(self._tenant, asked.conversation, self._told.id, joins=joins)
             assert request.session is not None, "a conversation is a session"
             request = replace(request, session=replace(request.session, behind=self._goes.behind))
         if asked.previous is None:

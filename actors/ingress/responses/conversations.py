@@ -126,10 +126,11 @@ class Conversations:
             conversation.lost = ""  # Whoever changes it was told, or puts in its place what there is to be.
             await self._write(tenant, conversation)
 
-    async def goes(self, tenant: str, conversation_id: str, response_id: str) -> Goes:
+    async def goes(self, tenant: str, conversation_id: str, response_id: str, *, joins: bool = False) -> Goes:
         """How the next response goes on. What pends goes with the one that becomes a turn (rule S2): which that is,
-        shows in the session before it does here, and so it is noted who was begun with what. Raises ApiError for items
-        that had to make room: a response without them would be one without its history (rule T6)."""
+        shows in the session before it does here, and so it is noted who was begun with what. `joins`: one of this name
+        is to be heard, should it run; what came since that was begun is no part of it. Raises ApiError for items that
+        had to make room: a response without them would be one without its history (rule T6)."""
         found, _ = await self._read(tenant, conversation_id, "conversation")
         if found.lost:
             raise unknown_conversation(conversation_id, "conversation", why=WAITING_LOST)
@@ -138,12 +139,18 @@ class Conversations:
         async with self._locked(tenant, conversation_id):
             found, head = await self._read(tenant, conversation_id, "conversation")
             found.settle(head)
-            if found.pending:
-                found.taken[response_id] = [item["id"] for item in found.pending]
+            if response_id == head:  # It is sent again, and was said: what waits now came since.
+                return replace(_goes(found), pending=())
+            pending = found.pending
+            if joins and response_id in found.taken:
+                pending = [item for item in pending if item["id"] in found.taken[response_id]]
+            elif pending:
+                found.taken[response_id] = [item["id"] for item in pending]
                 for oldest in list(found.taken)[:-MAX_TAKEN]:
                     del found.taken[oldest]
             await self._write(tenant, found)
-        return replace(_goes(found), behind=head or "") if found.pending else _goes(found)
+        goes = replace(_goes(found), pending=tuple(pending))
+        return replace(goes, behind=head or "") if found.pending else goes
 
     async def said(self, tenant: str, conversation_id: str, told: Told, goes: Goes) -> None:
         """A response is part of it now, with all that it was asked with. Said twice, it is there once."""
@@ -154,9 +161,10 @@ class Conversations:
             conversation.taken.pop(told.id, None)
             if conversation.lost == _stands_for(goes.pending).hex():
                 conversation.lost = ""  # They are not lost: these are they.
-            known = {item["id"] for item in conversation.items}
-            fresh = [item for item in (*goes.pending, *told.items, *told.output()) if item["id"] not in known]
-            conversation.items += fresh
+            known, output = {item["id"] for item in conversation.items}, told.output()
+            # The ids of what was asked with are made anew by each who sends it; those of the reply are its own.
+            asked_with = () if any(item["id"] in known for item in output) else told.items
+            conversation.items += [item for item in (*goes.pending, *asked_with, *output) if item["id"] not in known]
             conversation.in_force, conversation.tools = told.in_force, told.tools
             await self._write(tenant, conversation)
 

@@ -221,3 +221,56 @@ def test_a_store_that_is_away_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
             )
 
     run(check())
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_was_added_is_not_taken_by_a_response_that_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """T2, T6: it is answered as it was, whether its record is there yet; what waits goes with the next."""
+
+    async def check() -> None:
+        async with asking(tmp_path) as (_, api):
+            conversation = (await made(api))["id"]
+            release = hold_records(monkeypatch) if late else None
+            key = {"idempotency-key": "k"}
+            first = await api.ask("one", key, conversation=conversation)
+            added = {"items": [{"role": "user", "content": "more"}]}
+            assert (await api.client.post(f"/v1/conversations/{conversation}/items", added)).status == 200
+            again = await api.ask("one", key, conversation=conversation)
+            assert (again["replayed"], text_of(again)) == (True, text_of(first))
+            second = await api.ask("two", conversation=conversation)
+            before = f"user: one\nassistant: {text_of(first)}\nuser: more\nuser: two\nassistant: "
+            assert text_of(second) == said(before)
+            if release is not None:
+                release.set()
+                await told(api, conversation, 5)
+
+    run(check())
+
+
+def test_what_was_added_is_no_part_of_a_response_that_is_joined(tmp_path: Path) -> None:
+    """T2, T6: who joins it hears what it was begun with; what came since waits for the next."""
+
+    async def check() -> None:
+        async with asking(tmp_path, step_s=0.01) as (_, api):
+            conversation = (await made(api, items=ZERO))["id"]
+            fields = {"conversation": conversation, "max_output_tokens": 60, "stream": True, "on_duplicate": "join"}
+            first = api.start("one", {"idempotency-key": "k"}, **fields)
+            await first.until("output_text.delta")
+            added = {"items": [{"role": "user", "content": "more"}]}
+            assert (await api.client.post(f"/v1/conversations/{conversation}/items", added)).status == 200
+            joined = api.start("one", {"idempotency-key": "k"}, **fields)
+            replies = [text_of((await one.whole()).events[-1]["response"]) for one in (first, joined)]
+            assert replies[0] == replies[1] == said("user: zero\nuser: one\nassistant: ", 60)
+            second = await api.ask("two", conversation=conversation)
+            before = f"user: zero\nuser: one\nassistant: {replies[0]}\nuser: more\nuser: two\nassistant: "
+            assert text_of(second) == said(before)
+            assert [text for role, text in await items(api, conversation) if role == "user"] == [
+                "zero",
+                "one",
+                "more",
+                "two",
+            ]
+
+    run(check())
