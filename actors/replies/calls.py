@@ -42,6 +42,24 @@ def merged(parts: list[Part]) -> list[Part]:
     return told
 
 
+class Unread:
+    """Pieces of text that were not looked at yet. `length`: of all together; it is asked for with each of them."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self.length = 0
+
+    def add(self, text: str) -> None:
+        self._pieces.append(text)
+        self.length += len(text)
+
+    def take(self) -> str:
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        self.length = 0
+        return text
+
+
 class CallReader(ABC):
     """A `PartReader`. `begins`: what says that a call follows."""
 
@@ -49,7 +67,7 @@ class CallReader(ABC):
         self._begins = begins
         self._text = ""
         """What has come and is not understood yet."""
-        self._unread: list[str] = []
+        self._unread = Unread()
         """What has come since: blanks are not looked at before anything else comes. Some replies end in nothing but
         blanks, and those that wait are not to be gone through again for each."""
         self._parts: list[Part] = []
@@ -61,7 +79,7 @@ class CallReader(ABC):
         """What began the present call, should it be none."""
 
     def push(self, text: str) -> list[Part]:
-        self._unread.append(text)
+        self._unread.add(text)
         return self._read(final=False) if text.strip(BLANKS) else []
 
     def finish(self) -> list[Part]:
@@ -70,12 +88,11 @@ class CallReader(ABC):
     @property
     def held(self) -> int:
         """What began a call may turn out to be text."""
-        unread = len(self._text) + sum(map(len, self._unread))
+        unread = len(self._text) + self._unread.length
         return unread + (len(self._raw) if self._in_call else 0)
 
     def _read(self, *, final: bool) -> list[Part]:
-        self._text += "".join(self._unread)
-        self._unread.clear()
+        self._text += self._unread.take()
         while self._call(final=final) if self._in_call else self._outside(final=final):
             pass
         parts, self._parts = self._parts, []

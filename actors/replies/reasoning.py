@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.replies.call_object import BLANKS
-from actors.replies.calls import merged, partial, undecided
+from actors.replies.calls import Unread, merged, partial, undecided
 from actors.replies.parts import Part, PartReader, ReasoningPart
 
 
@@ -23,24 +23,23 @@ class ReasoningReader:
         self._tags = tags
         self._answer = answer
         self._text = ""
-        self._unread: list[str] = []
+        self._unread = Unread()
         """As in `CallReader`, before the answer."""
         self._where = self._first if begun else self._before
 
     def push(self, text: str) -> list[Part]:
-        self._unread.append(text)
+        self._unread.add(text)
         return self._read(final=False) if text.strip(BLANKS) or self._where == self._after else []
 
     @property
     def held(self) -> int:
-        return len(self._text) + sum(map(len, self._unread)) + self._answer.held
+        return len(self._text) + self._unread.length + self._answer.held
 
     def finish(self) -> list[Part]:
         return merged(self._read(final=True) + self._answer.finish())
 
     def _read(self, *, final: bool) -> list[Part]:
-        self._text += "".join(self._unread)
-        self._unread.clear()
+        self._text += self._unread.take()
         parts: list[Part] = []
         while self._where(parts, final):
             pass

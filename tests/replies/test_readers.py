@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.replies.calls import merged
-from actors.replies.formats import ToolFormat
+from actors.replies.formats import ReplyFormat, ToolFormat
 from actors.replies.parts import CallArguments, CallBegins, Part, PartReader, PlainReader, ReasoningPart, TextPart
-from actors.replies.reader import call_reader
+from actors.replies.reader import call_reader, reply_reader
 from actors.replies.reasoning import ReasoningReader, Tags
 
 TOOLS: list[dict[str, Any]] = [
@@ -318,3 +318,27 @@ def test_blanks_without_end_are_read_in_no_time(kind: ToolFormat, begins: str) -
     parts = [*reader.push(begins), *(part for _ in range(blanks) for part in reader.push("\n")), *reader.finish()]
     assert time.process_time() - began < 3.0
     assert "".join(part.text for part in parts if isinstance(part, TextPart)).startswith(begins)
+
+
+class Measured(str):
+    """Text that counts how often its length is asked for."""
+
+    asked = 0
+
+    def __len__(self) -> int:
+        Measured.asked += 1
+        return super().__len__()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("reasons", [False, True])
+def test_what_is_held_is_not_counted_over_with_each_piece(
+    monkeypatch: pytest.MonkeyPatch, begun: bool, reasons: bool
+) -> None:
+    """I1: a reply may end in nothing but blanks, thousands of them, and whoever traces its tokens asks after each."""
+    monkeypatch.setattr(Measured, "asked", 0)
+    reader = reply_reader(ReplyFormat(ToolFormat.HERMES, THINK if reasons else None), TOOLS, thinking=begun)
+    for number in range(1, 501):
+        reader.push(Measured(" "))
+        assert reader.held == number
+    assert Measured.asked < 2000
