@@ -102,6 +102,7 @@ def _model_runner(config: RemoraConfig, ranks_lost: Callable[[str], None] | None
         group=RankGroup(0, size, ranks_lost) if size > 1 else None,
         remark=remark,
         cuda_graphs=config.workers.cuda_graphs,
+        max_running=config.engine.max_running,
     )
     return runner, tokenizer.bos_id
 

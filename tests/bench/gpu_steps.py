@@ -52,7 +52,7 @@ def step_table(name: str, folder: Path, scale: Scale) -> Iterator[str]:
     bandwidth = _read_bandwidth(scale)
     seconds: dict[bool, list[float]] = {}
     for graphs in (True, False):
-        runner = OverlappedRunner(folder, **settings, cuda_graphs=graphs)
+        runner = OverlappedRunner(folder, **settings, cuda_graphs=graphs, max_running=rows_most)
         seconds[graphs] = [_step_seconds(runner, rows, pages_each, scale) for rows in scale.step_batches]
         words = runner.info.description
         runner.close()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from actors.engine.plan import PlanItem, StepPlan
 from actors.messages import SamplingParams
+from actors.runner.torch import runner as running
 from actors.runner.torch.graphs import GraphedModel, buckets_up_to
 from actors.runner.torch.group import RankGroup
 from actors.runner.torch.inputs import StepInputs, build_inputs
@@ -94,7 +98,32 @@ def test_a_conversation_is_the_same_with_graphs(folder: Path, monkeypatch: pytes
     assert recorder.replays >= 5
 
 
-@pytest.mark.parametrize("most", [1, 3, 8, 60, 64, 100, 128])
+def memory_held_by(owner: object) -> set[int]:
+    """Addresses of tensors that are reached from attributes of `owner`, not by functions: a graph's replay has none."""
+    seen, ahead, found = set(), [owner], set()
+    while ahead:
+        each = ahead.pop()
+        if id(each) in seen or isinstance(each, (type, ModuleType, FunctionType, MethodType)):
+            continue
+        seen.add(id(each))
+        if isinstance(each, torch.Tensor):
+            found.add(each.untyped_storage().data_ptr())
+        else:
+            ahead += gc.get_referents(each)
+    return found
+
+
+def test_what_a_graph_reads_is_kept_as_long_as_the_graph(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph knows addresses only: memory that nobody keeps is given to somebody else, and replays read what he
+    writes."""
+    recorder = Recorder(monkeypatch)
+    setup = ModelSetup.of(folder, dtype="float32", kv_tokens=16 * 40, attention="triton")
+    graphed = GraphedModel(setup, attention_for(setup)[0], recorder, MAX_ROWS)
+    assert len(recorder.read) > 10
+    assert not recorder.read - memory_held_by(graphed)
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 60, 64, 100, 128, 256, 300, 1000])
 def test_buckets_hold_every_batch_up_to_the_largest(most: int) -> None:
     buckets = buckets_up_to(most)
     assert buckets == sorted(set(buckets))
@@ -102,3 +131,21 @@ def test_buckets_hold_every_batch_up_to_the_largest(most: int) -> None:
     for rows in range(1, most + 1):
         bucket = next(size for size in buckets if size >= rows)
         assert bucket < 2 * rows or bucket - rows < 8, "half is padding at most, but for a handful of rows"
+
+
+@pytest.mark.parametrize(("graphs", "max_running", "rows"), [(True, 5, 5), (True, 200, 200), (False, 5, 0)])
+def test_graphs_are_for_as_many_rows_as_may_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool, max_running: int, rows: int
+) -> None:
+    """A GPU's part, with what captures left out: no bucket above `engine.max_running`, and one that covers it."""
+    runner = TorchRunner(folder, dtype="float32", kv_tokens=64, cuda_graphs=graphs, max_running=max_running)
+    runner.close()
+    setup = replace(runner._setup, device=torch.device("cuda"))
+    backend = SimpleNamespace(graphs=True, description="some")
+    monkeypatch.setattr(running, "attention_for", lambda setup, peers: (backend, {}))
+    monkeypatch.setattr(running, "CudaCapturer", lambda device: "capturer")
+    monkeypatch.setattr(running, "GraphedModel", lambda *given: ("graphed", *given[2:]))
+    monkeypatch.setattr(running, "LocalModel", lambda *given: ("plain",))
+    words, load = runner._how(setup, None, 1)
+    assert load() == (("graphed", "capturer", rows) if rows else ("plain",))
+    assert words.endswith(f"CUDA graphs of up to {rows} decodes" if rows else "1 threads")

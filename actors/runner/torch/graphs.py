@@ -23,7 +23,6 @@ from actors.runner.torch.setup import ModelSetup
 from kernels.attention import AttentionBackend, AttnBatch
 from kernels.lens import graph_batch, refill, to_device
 
-MAX_ROWS = 128
 WARM_UPS = 2
 """Runs before a capture: kernels are compiled and workspaces allocated then."""
 
@@ -86,14 +85,15 @@ class DecodeGraphs:
         self._buckets = list(buckets)
         self._tokens = torch.zeros(largest, dtype=torch.int64, device=device)
         self._positions = torch.zeros(largest, dtype=torch.int64, device=device)
-        every = torch.arange(largest, device=device)
+        # Kept for as long as the graphs are: they read it at every replay, and a graph keeps no memory but its own.
+        self._every = torch.arange(largest, device=device)
         self._graphs: dict[int, _Graph] = {}
         for rows in reversed(self._buckets):
             batch = graph_batch(attention, rows, max_context)
 
             def work(rows: int = rows, batch: AttnBatch = batch) -> Tensor:
                 tokens, positions = self._tokens[:rows], self._positions[:rows]
-                return decoder.forward(tokens, positions, every[:rows], attention, batch, kv)
+                return decoder.forward(tokens, positions, self._every[:rows], attention, batch, kv)
 
             logits, replay = capturer.capture(work)
             self._graphs[rows] = _Graph(batch, logits, replay)
@@ -121,10 +121,8 @@ class DecodeGraphs:
 class GraphedModel(LocalModel):
     """A `LocalModel` that replays decodes and computes all other steps as they come."""
 
-    def __init__(
-        self, setup: ModelSetup, attention: AttentionBackend, capturer: Capturer, max_rows: int = MAX_ROWS
-    ) -> None:
-        """Loads the weights and captures. Raises ModelUnusable."""
+    def __init__(self, setup: ModelSetup, attention: AttentionBackend, capturer: Capturer, max_rows: int) -> None:
+        """Loads the weights and captures, for up to `max_rows` decodes. Raises ModelUnusable."""
         super().__init__(setup, attention)
         self.graphs = DecodeGraphs(
             self.decoder, attention, self.kv, setup.card.max_context, buckets_up_to(max_rows), capturer
@@ -135,6 +133,7 @@ class GraphedModel(LocalModel):
 
 
 def buckets_up_to(most: int) -> list[int]:
-    """1, 2, 4, then every 8th to 64, then every 16th: padding is half at most, and little where steps are long."""
-    usual = [1, 2, 4, *range(8, 64, 8), *range(64, most + 16, 16)]
+    """1, 2, 4, then every 8th to 64, every 16th to 256, every 64th: padding is half at most, and little where steps are
+    long."""
+    usual = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 64, 64)]
     return [*(rows for rows in usual if rows < most), most]

@@ -48,7 +48,8 @@ class TorchRunner:
     `vocab_bytes` may be shorter than the model's vocabulary (padding rows stand for no text).
     With `group` it has the first rank's part of the model; `lead` before the first step. `_how` is what a runner with
     another forward pass overrides. `remark` is added to the description. `gpu_memory_share`, `ranks`: see
-    `ModelSetup.of`. `cuda_graphs`: whether decodes are captured where that is possible.
+    `ModelSetup.of`. `cuda_graphs`: whether decodes are captured where that is possible, in batches of up to
+    `max_running`.
     """
 
     name = "torch"
@@ -72,6 +73,7 @@ class TorchRunner:
         gpu_memory_share: float = 0.9,
         ranks: int = 1,
         cuda_graphs: bool = True,
+        max_running: int = 64,
     ) -> None:
         self._setup = setup = ModelSetup.of(
             folder,
@@ -83,7 +85,7 @@ class TorchRunner:
             gpu_memory_share=gpu_memory_share,
             ranks=ranks,
         )
-        self._cuda_graphs = cuda_graphs
+        self._graph_rows = max_running if cuda_graphs else 0
         card = setup.card
         if max_context > card.max_context:
             raise ModelUnusable(f"a context of {max_context} tokens is asked for; the model has {card.max_context}")
@@ -157,8 +159,10 @@ class TorchRunner:
         backend, self.attention_reasons = attention_for(setup, group or ALONE)
         dtype = str(setup.dtype).removeprefix("torch.")
         words = f"torch {dtype} on {setup.device}, attention {backend.description}, {threads} threads"
-        if group is None and setup.device.type == "cuda" and backend.graphs and self._cuda_graphs:
-            return f"{words}, CUDA graphs", lambda: GraphedModel(setup, backend, CudaCapturer(setup.device))
+        if group is None and setup.device.type == "cuda" and backend.graphs and self._graph_rows:
+            rows = self._graph_rows
+            words = f"{words}, CUDA graphs of up to {rows} decodes"
+            return words, lambda: GraphedModel(setup, backend, CudaCapturer(setup.device), rows)
         if group is None:
             return words, lambda: LocalModel(setup, backend)
         return f"{words}, {group.size} ranks", lambda: LedModel(setup, LocalModel(setup, backend, group), group)

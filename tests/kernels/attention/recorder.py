@@ -6,7 +6,7 @@ anew since is not looked at. So what would go wrong with a real graph goes wrong
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,13 @@ class _Recording(TorchDispatchMode):
         super().__init__()
         self.steps: list[Callable[[], None]] = []
         self.held: list[Any] = []
+        self.made: set[int] = set()
+        self.read: set[int] = set()
+
+    def heard(self, given: Sequence[Tensor], results: Sequence[Tensor] = ()) -> None:
+        """Note whose memory this is: a graph's own, or that of somebody who has to keep it."""
+        self.read |= {_memory(item) for item in given if item.numel()} - self.made
+        self.made |= {_memory(item) for item in results} - self.read
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -32,6 +39,7 @@ class _Recording(TorchDispatchMode):
         results = [item for item in tree_flatten(out)[0] if isinstance(item, Tensor)]
         given = [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, Tensor)]
         self.held += [results, given]
+        self.heard(given, results)
         aliases = {item.untyped_storage().data_ptr() for item in given if item.numel()}
         if all(item.untyped_storage().data_ptr() in aliases or not item.numel() for item in results):
             if function._schema.is_mutable:
@@ -39,6 +47,10 @@ class _Recording(TorchDispatchMode):
         else:
             self.steps.append(lambda: _again(function, args, kwargs, results))
         return out
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _again(function: Any, args: Any, kwargs: Any, results: list[Tensor]) -> None:
@@ -54,6 +66,8 @@ class Recorder:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.captures = 0
         self.replays = 0
+        self.read: set[int] = set()
+        """Addresses of the memory that captured work reads or writes and did not allocate: a real graph keeps none."""
         self._now: _Recording | None = None
         original = launching.launch
 
@@ -62,6 +76,7 @@ class Recorder:
                 original(kernel, grid, device, *args, **meta)
             if self._now is not None:
                 self._now.held.append(args)
+                self._now.heard([item for item in args if isinstance(item, Tensor)])
                 self._now.steps.append(lambda: original(kernel, grid, device, *args, **meta))
 
         patch.setattr(launching, "launch", heard)
@@ -75,6 +90,7 @@ class Recorder:
                 result = work()
             finally:
                 self._now = None
+        self.read |= recording.read
 
         def replay() -> None:
             self.replays += 1
