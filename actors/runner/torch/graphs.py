@@ -129,7 +129,10 @@ class GraphedModel(LocalModel):
         )
 
     def step(self, inputs: StepInputs) -> Tensor:
-        return self.graphs.step(inputs) if self.graphs.take(inputs) else super().step(inputs)
+        if not self.graphs.take(inputs):
+            return super().step(inputs)
+        self.clear_tails(inputs)
+        return self.graphs.step(inputs)
 
 
 def buckets_up_to(most: int) -> list[int]:

@@ -19,6 +19,7 @@ from actors.runner.torch.memory import available_bytes
 from actors.runner.torch.pages import gather, scatter
 from actors.runner.torch.setup import ModelSetup
 from actors.runner.torch.shards import Shard, shard_of
+from actors.runner.torch.tails import CleanTails
 from kernels.attention import AttentionBackend, AttnBatch, AttnConfig
 from kernels.lens import to_device
 from kernels.selection import select_backend
@@ -63,6 +64,7 @@ class LocalModel:
         with Weights(setup.folder, setup.dtype) as weights:
             self.decoder = Decoder(setup.card, weights, setup.device, peers)
         self.kv = _empty_kv(setup, self.shard)
+        self._tails = CleanTails(self.kv) if attention.needs_clean_tail else None
 
     def step(self, inputs: StepInputs) -> Tensor:
         return self.forward(self.prepare(inputs))
@@ -70,6 +72,7 @@ class LocalModel:
     def prepare(self, inputs: StepInputs) -> Prepared:
         """All of a step that can fail because of what is asked for."""
         device = self._device
+        self.clear_tails(inputs)
         table, slots = to_device(inputs.batch.page_table, device), to_device(inputs.batch.slots, device)
         batch = replace(inputs.batch, page_table=table, slots=slots)
         self._attention.plan(batch)
@@ -81,11 +84,22 @@ class LocalModel:
     def forward(self, step: Prepared) -> Tensor:
         return self.decoder.forward(step.tokens, step.positions, step.wanted, self._attention, step.batch, self.kv)
 
+    def clear_tails(self, inputs: StepInputs) -> None:
+        """What attention wants to be clean, before the step that `inputs` are of."""
+        if self._tails is not None:
+            self._tails.before(inputs.batch)
+
     def read(self, pages: Sequence[int]) -> Tensor:
         return gather(self.kv, pages)
 
     def write(self, pages: Sequence[int], values: Tensor) -> None:
         scatter(self.kv, pages, values)
+        self.overwritten(pages)
+
+    def overwritten(self, pages: Sequence[int]) -> None:
+        """Something was put into pages, past `write` or by it."""
+        if self._tails is not None:
+            self._tails.overwritten(pages)
 
     def close(self) -> None:
         """There is nobody to tell."""
