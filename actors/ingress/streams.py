@@ -86,7 +86,9 @@ class AnswerStream:
                 return
         if news.over:
             await self._ended(None)
-            await self._write(data + self._voice.closes(self._choices), last=True)
+            numbers = sum(choice.numbers(len(choice.logprobs)) for choice in self._choices)
+            closing = await written(numbers, lambda: self._voice.closes(self._choices))  # Which may repeat them all.
+            await self._write(data + closing, last=True)
         else:
             await self._write(data)
 

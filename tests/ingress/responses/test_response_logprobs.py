@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from actors.ingress.responses.told import Told
+from actors.ingress.responses.voice import Teller
 from actors.ingress.toy_text import toy_text
 from actors.messages import Event, Submit
 from actors.replies.parts import TextPart
@@ -118,3 +120,26 @@ def test_where_there_is_little_room_they_are_not_kept() -> None:
     *_, least = told.smaller()
     assert least.parts == [TextPart("ab")]
     assert least.reasoning_tokens == 3
+
+
+@pytest.mark.parametrize(("tokens", "beside"), [(240, True), (8, False)])
+def test_the_end_of_a_long_stream_is_not_written_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, beside: bool
+) -> None:
+    """I1: its last events repeat all log probabilities."""
+    on_loop: list[bool] = []
+    ends = Teller.ends
+
+    def noted(teller: Teller) -> bytes:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return ends(teller)
+
+    monkeypatch.setattr(Teller, "ends", noted)
+
+    async def check() -> None:
+        async with asking(tmp_path) as (_, api):
+            told = await api.ask("hi", stream=True, max_output_tokens=tokens, **{**ASKED, "top_logprobs": 20})
+            assert len(logprobs_of(told)) == tokens
+
+    run(check())
+    assert on_loop == [not beside]
