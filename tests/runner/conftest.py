@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
+from actors.model.source import ModelFolder, resolve
 from tests.runner import tiny
 from tests.runner.ranks_rig import Helpers
 
@@ -34,6 +36,17 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
         return made[kind]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def default_folder() -> ModelFolder:
+    return resolve("default", progress=False)
+
+
+@pytest.fixture(scope="session")
+def default_model(default_folder: ModelFolder) -> Any:
+    """As transformers has it, in float32."""
+    return transformers.AutoModelForCausalLM.from_pretrained(default_folder.path, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="session")

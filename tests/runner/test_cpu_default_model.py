@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from actors.model.source import ModelFolder, resolve
+from actors.model.source import ModelFolder
 from tests.engine.driver import Driver
 from tests.kernels.cpu.builds import unusable
 from tests.runner import tiny
@@ -19,19 +19,9 @@ NUM_TOKENS = 150
 
 
 @pytest.fixture(scope="module")
-def folder() -> ModelFolder:
-    return resolve("default", progress=False)
-
-
-@pytest.fixture(scope="module")
-def model(folder: ModelFolder) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder.path, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def prompts(folder: ModelFolder) -> list[list[int]]:
+def prompts(default_folder: ModelFolder) -> list[list[int]]:
     """About 15 and 300 tokens; the second is longer than a chunk of keys."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder.path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_folder.path)
     texts = (
         "Write a short story about a heron and a fox who share a pond.",
         "A lighthouse keeper wrote in his diary every evening, and on the last page he explained why. " * 15,
@@ -41,29 +31,36 @@ def prompts(folder: ModelFolder) -> list[list[int]]:
 
 @pytest.mark.parametrize(("kv_tokens", "max_step_tokens", "depth"), [(4096, 256, 0), (640, 23, 1)])
 def test_greedy_tokens_equal_transformers(
-    folder: ModelFolder, model: Any, prompts: list[list[int]], kv_tokens: int, max_step_tokens: int, depth: int
+    default_folder: ModelFolder,
+    default_model: Any,
+    prompts: list[list[int]],
+    kv_tokens: int,
+    max_step_tokens: int,
+    depth: int,
 ) -> None:
     """I3: at ease, and then in odd chunks, overlapped and preempted."""
     if why := unusable("float32"):
         pytest.skip(why)
-    runner = tiny.cpu_runner(folder.path, kv_tokens=kv_tokens)
+    runner = tiny.cpu_runner(default_folder.path, kv_tokens=kv_tokens)
     told = tiny.generate(Driver(runner, max_step_tokens=max_step_tokens, depth=depth), prompts, NUM_TOKENS)
     for ids, answer in zip(prompts, told, strict=True):
         assert len(answer.ids) == NUM_TOKENS
-        tiny.assert_greedy(model, ids, answer.ids)
+        tiny.assert_greedy(default_model, ids, answer.ids)
     runner.close()
 
 
-def test_bf16_says_what_float32_finds_likely(folder: ModelFolder, model: Any, prompts: list[list[int]]) -> None:
+def test_bf16_says_what_float32_finds_likely(
+    default_folder: ModelFolder, default_model: Any, prompts: list[list[int]]
+) -> None:
     """Where it says another token than the likeliest, that one is nearly as likely."""
     if why := unusable("bfloat16"):
         pytest.skip(why)
-    runner = tiny.cpu_runner(folder.path, dtype="bfloat16")
+    runner = tiny.cpu_runner(default_folder.path, dtype="bfloat16")
     told = tiny.generate(Driver(runner), prompts, NUM_TOKENS)
     runner.close()
     for ids, answer in zip(prompts, told, strict=True):
         with torch.inference_mode():
-            logits = model(torch.tensor([[*ids, *answer.ids]])).logits[0, len(ids) - 1 : -1]
+            logits = default_model(torch.tensor([[*ids, *answer.ids]])).logits[0, len(ids) - 1 : -1]
         short = logits.max(dim=1).values - logits.gather(1, torch.tensor(answer.ids)[:, None])[:, 0]
         assert (short > 0).float().mean() < 0.05
         assert short.max() < 0.5

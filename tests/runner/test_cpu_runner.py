@@ -45,15 +45,7 @@ def test_greedy_tokens_equal_transformers_under_chunking_sharing_preemption_and_
 ) -> None:
     """I3, K3, K4: the hardest schedule there is, for every family that it computes."""
     folder, model = saved(kind)
-    runner = tiny.cpu_runner(folder, kv_tokens=320)
-    driver = Driver(runner, max_step_tokens=7, depth=1)
-    prompts = [tiny.prompt(1), tiny.prompt(50), tiny.prompt(50)[:37] + tiny.prompt(9)]
-    told = tiny.generate(driver, prompts, NUM_TOKENS)
-    for ids, answer in zip(prompts, told, strict=True):
-        assert len(answer.ids) == NUM_TOKENS
-        tiny.assert_greedy(model, ids, answer.ids)
-    assert driver.engine.snapshot().preemptions > 0
-    runner.close()
+    tiny.assert_greedy_on_the_hardest_schedule(tiny.cpu_runner(folder, kv_tokens=320), model, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

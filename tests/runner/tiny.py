@@ -130,3 +130,14 @@ def assert_greedy(model: Any, prompt_ids: Sequence[int], output: Sequence[int]) 
     short = logits.max(dim=1).values - chosen
     wrong = torch.nonzero(short > NEAR_TIE).flatten().tolist()
     assert not wrong, f"token {wrong[0]} of {len(output)} is {short[wrong[0]]:.4f} below the likeliest"
+
+
+def assert_greedy_on_the_hardest_schedule(runner: TorchRunner, model: Any, num_tokens: int) -> None:
+    """In chunks, overlapped, sharing a prefix, and preempted: greedy tokens equal the model's. Closes the runner."""
+    driver = Driver(runner, max_step_tokens=7, depth=1)
+    prompts = [prompt(1), prompt(50), prompt(50)[:37] + prompt(9)]
+    for ids, answer in zip(prompts, generate(driver, prompts, num_tokens), strict=True):
+        assert len(answer.ids) == num_tokens
+        assert_greedy(model, ids, answer.ids)
+    assert driver.engine.snapshot().preemptions > 0
+    runner.close()
