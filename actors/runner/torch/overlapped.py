@@ -8,20 +8,26 @@ computed by the torch runner as it is: such a step waits for the one before it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from actors.engine.plan import StepPlan, StepResult
-from actors.runner.base import StepHandle
+from actors.runner.base import PagesRead, PagesWritten, StepHandle
+from actors.runner.copied import check_length
 from actors.runner.randomness import uniform
 from actors.runner.torch.batch_sampler import draw_many
 from actors.runner.torch.inputs import SampleRow, StepInputs, build_inputs
+from actors.runner.torch.local_model import LocalModel
+from actors.runner.torch.pages import from_bytes
 from actors.runner.torch.runner import TorchRunner
 from actors.runner.torch.sampler import NO_TOKEN, NOT_FINITE, needs_adjusting
+from actors.runner.torch.side_copies import CudaStreams, Mark, PagesComing, PagesLeaving, SideCopies
 from kernels.lens import to_device
 
 logger = logging.getLogger("remora.runner")
@@ -66,6 +72,36 @@ class OverlappedRunner(TorchRunner):
     _queued: Queued | None = None
     _drawn: Tensor | None = None
     """int64 on the device: tokens of `_queued`, NO_TOKEN where there is none."""
+    _copies: SideCopies | None = None
+    """What copies pages beside the steps, on a GPU."""
+
+    def __init__(self, folder: str | os.PathLike[str], **settings: Any) -> None:
+        """As `TorchRunner`."""
+        super().__init__(folder, **settings)
+        model, device = self._loaded(), self._setup.device
+        if device.type == "cuda" and isinstance(model, LocalModel):
+            self._copies = SideCopies(model.kv, CudaStreams(device), model.overwritten)
+
+    def read_pages(self, pages: Sequence[int]) -> PagesRead:  # type: ignore[override]
+        copies = self._copies
+        if copies is None or not pages:
+            return super().read_pages(pages)
+        host = copies.room(len(pages))
+        return PagesLeaving(self._thread.submit(self._begin, copies.begin_read, tuple(pages), host), host)
+
+    def write_pages(self, pages: Sequence[int], data: bytes) -> PagesWritten:  # type: ignore[override]
+        copies = self._copies
+        if copies is None or not pages:
+            return super().write_pages(pages, data)
+        check_length(pages, data, self._info)
+        values = copies.pinned(from_bytes(data, self._setup.dtype))
+        return PagesComing(self._thread.submit(self._begin, copies.begin_write, tuple(pages), values), values)
+
+    def close(self) -> None:
+        if self._copies is not None:
+            self._thread.submit(self._copies.close).result()
+            self._copies = None
+        super().close()
 
     def launch(self, plan: StepPlan) -> StepHandle:  # type: ignore[override]
         return OverlappedHandle(self._thread.submit(self._start, build_inputs(plan, self._info.page_size)))
@@ -73,7 +109,13 @@ class OverlappedRunner(TorchRunner):
     # -- on the compute thread -------------------------------------------------------------------------------------
 
     @torch.inference_mode()
+    def _begin(self, copy: Callable[[Sequence[int], Tensor], Mark], pages: Sequence[int], host: Tensor) -> Mark:
+        return copy(pages, host)
+
+    @torch.inference_mode()
     def _start(self, inputs: StepInputs) -> Queued | StepResult:
+        if self._copies is not None:
+            self._copies.before(inputs.batch)
         if all(map(_needs_no_host, inputs.samples)) and not inputs.scored:
             try:
                 return self._enqueue(inputs)

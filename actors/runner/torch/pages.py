@@ -41,9 +41,14 @@ def gather(kv: Tensor, pages: Sequence[int]) -> Tensor:
     of them takes four times as long.
     """
     out = torch.empty((len(pages), *page_shape(kv)), dtype=kv.dtype, device=kv.device)
+    return gather_into(out, kv, pages).cpu().flatten()
+
+
+def gather_into(out: Tensor, kv: Tensor, pages: Sequence[int]) -> Tensor:
+    """Copy pages to `out`, [len(pages), *page_shape(kv)]; returns it."""
     for row, page in zip(out, check_pages(kv, pages), strict=True):
         row.copy_(kv[:, :, page])
-    return out.cpu().flatten()
+    return out
 
 
 def scatter(kv: Tensor, pages: Sequence[int], values: Tensor) -> None:
