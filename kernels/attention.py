@@ -87,6 +87,8 @@ class AttentionBackend(ABC):
     """Types of device that it runs on."""
     on_request: ClassVar[tuple[str, ...]] = ()
     """Those of them where it is taken by name only, never by `auto`."""
+    batch_invariant: ClassVar[bool] = False
+    """Whether a row's result is the same to the last bit whatever else is in the batch (rule I3)."""
     graphs: ClassVar[bool] = False
     """Whether `write_kv` and `forward` of decodes may be captured in a CUDA graph: they read nothing but tensors of the
     batch then, of which `plan` leaves all that depends on lengths in `lens`."""

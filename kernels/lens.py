@@ -15,13 +15,15 @@ DUMP_PAGE = 1
 def device_lens(batch: AttnBatch) -> DeviceLens:
     """Copies what the host knows to where `batch.page_table` is."""
     rows = len(batch.q_lens)
-    numbers = np.zeros(3 * rows + 2, dtype=np.int32)
-    np.cumsum(batch.q_lens, out=numbers[1 : rows + 1])
-    np.cumsum(batch.kv_lens, out=numbers[rows + 2 : 2 * rows + 2])
-    numbers[2 * rows + 2 :] = batch.kv_lens
-    there = to_device(torch.from_numpy(numbers), batch.page_table.device)
-    q_start, kv_start, kv_lens = there.split((rows + 1, rows + 1, rows))
-    return DeviceLens(q_start, kv_start, kv_lens, batch.page_table.to(torch.int32).contiguous())
+    # Each begins at a multiple of 16 bytes: Triton compiles a kernel anew where that is not so.
+    numbers = np.zeros((3, rows // 4 * 4 + 4), dtype=np.int32)
+    np.cumsum(batch.q_lens, out=numbers[0, 1 : rows + 1])
+    np.cumsum(batch.kv_lens, out=numbers[1, 1 : rows + 1])
+    numbers[2, :rows] = batch.kv_lens
+    q_start, kv_start, kv_lens = to_device(torch.from_numpy(numbers), batch.page_table.device)
+    return DeviceLens(
+        q_start[: rows + 1], kv_start[: rows + 1], kv_lens[:rows], batch.page_table.to(torch.int32).contiguous()
+    )
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,5 +1,6 @@
 """Paged attention by xformers: decodes over pages in its split-K kernel, prompts over keys gathered from them.
 
+The split of keys is the library's own and may depend on the batch: a row's last bit is not promised (rule I3).
 Its kernels over pages know one mask only, all keys of a row; causal rows of different lengths go through torch's own
 flash attention, which wants them packed.
 """
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionBackend, AttnBatch, AttnConfig
-from kernels.lens import device_lens
+from kernels.lens import device_lens, to_device
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 LEAST_CAPABILITY = (8, 0)
@@ -93,7 +94,7 @@ class XformersAttention(AttentionBackend):
         bias, device = _library().attn_bias, self.config.device
         batch.lens = device_lens(batch)
         rows = [row for row in range(decodes) if lens[row]]
-        which = torch.tensor(rows, dtype=torch.int64, device=device)
+        which = to_device(torch.tensor(rows, dtype=torch.int64), device)
         prompts = [row for row in range(decodes, len(lens)) if batch.q_lens[row]]
         batch.plan = _Plan(
             decode_rows=which,
@@ -123,9 +124,10 @@ class XformersAttention(AttentionBackend):
         size, device = self.config.page_size, self.config.device
         lens = [batch.kv_lens[row] for row in rows]
         total = sum(lens)
-        lengths = torch.tensor(lens, dtype=torch.int64, device=device)
-        begins = torch.tensor([0, *accumulate(lens)][: len(lens)], dtype=torch.int64, device=device)
-        which = torch.tensor(rows, dtype=torch.int64, device=device).repeat_interleave(lengths, output_size=total)
+        lengths = to_device(torch.tensor(lens, dtype=torch.int64), device)
+        begins = to_device(torch.tensor([0, *accumulate(lens)][: len(lens)], dtype=torch.int64), device)
+        which = to_device(torch.tensor(rows, dtype=torch.int64), device)
+        which = which.repeat_interleave(lengths, output_size=total)
         positions = torch.arange(total, device=device) - begins.repeat_interleave(lengths, output_size=total)
         return batch.page_table[which, positions // size] * size + positions % size
 

@@ -1,4 +1,8 @@
-"""The backend `vllm-flash-attn`: whichever library of the flash-attention family is installed and works here."""
+"""The backend `vllm-flash-attn`: whichever library of the flash-attention family is installed and works here.
+
+These libraries split keys over the GPU as they like, by what else is in the batch: a row's last bit is not promised
+(rule I3), so that a near tie between two tokens may fall either way. `triton` is the backend that promises it.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def tiles_for(config: AttnConfig) -> Tiles:
 
 @dataclass(slots=True)
 class _Plan:
-    """`means`, `weights`: what each split of each decode leaves for `combine_kernel`, used by one layer after another.
+    """`means`, `weights`: what each split of each decode leaves for `combine_kernel`, used by one layer after another
+    and by one step after another.
     `blocks`: int32 [num_blocks, 2] on the device, (row of the batch, first query) of each block of prompts."""
 
     num_splits: int
@@ -59,6 +60,7 @@ class TritonAttention(AttentionBackend):
     name = "triton"
     devices = ("cuda", "cpu")
     on_request = ("cpu",)
+    batch_invariant = True
     graphs = True
 
     @classmethod
@@ -90,6 +92,7 @@ class TritonAttention(AttentionBackend):
         self._launch = launch
         self._decode_kernel, self._combine_kernel = decode_kernel, combine_kernel
         self._varlen_kernel, self._write_kernel = varlen_kernel, write_kernel
+        self._room = torch.empty(0, dtype=torch.float32, device=config.device)
         self._tiles = tiles_for(config)
         self._split = split_for(config.max_context)
         self._group_padded = max(16, _power_of_two(config.group))
@@ -107,11 +110,18 @@ class TritonAttention(AttentionBackend):
         config, decodes = self.config, batch.num_decode
         lens = device_lens(batch)
         num_splits = -(-max(batch.kv_lens[:decodes], default=0) // self._split)
-        shape = (decodes, config.num_q_heads, num_splits)
-        weights = torch.empty(shape, dtype=torch.float32, device=config.device)
-        means = torch.empty((*shape, config.head_dim), dtype=torch.float32, device=config.device)
+        splits = decodes * config.num_q_heads * num_splits
+        room = self._room_for(splits * (config.head_dim + 1))
+        means, weights = room.split((splits * config.head_dim, splits))
         blocks = to_device(torch.from_numpy(self._blocks(batch)), config.device)
         batch.lens, batch.plan = lens, _Plan(num_splits, means, weights, blocks)
+
+    def _room_for(self, numbers: int) -> Tensor:
+        """float32 [numbers], the same memory for every step: they come one after the other on one stream, graphs too.
+        A graph of many rows has 1 MiB for each; so many graphs with memory of their own would take gigabytes."""
+        if len(self._room) < numbers:  # Graphs that have the smaller one keep it.
+            self._room = torch.empty(numbers, dtype=torch.float32, device=self.config.device)
+        return self._room[:numbers]
 
     def _blocks(self, batch: AttnBatch) -> np.ndarray:
         step = self._tiles.rows // self.config.group

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.attention import AttnConfig
-from kernels.lens import graph_batch, refill
+from kernels.lens import device_lens, graph_batch, refill
 from kernels.selftest import make_problem
 from kernels.torch_ref import TorchAttention
 from tests.kernels.attention.recorder import Recorder
@@ -54,6 +54,17 @@ def test_a_replay_equals_the_step_itself_whatever_the_rows(monkeypatch: pytest.M
         assert torch.equal(out[:rows], problem.solve(TritonAttention(config)))
         assert not out[rows:].any()
     assert (recorder.captures, recorder.replays) == (1, 3)
+
+
+@pytest.mark.parametrize("rows", range(1, 10))
+def test_lengths_lie_where_a_compiled_kernel_expects_them(rows: int) -> None:
+    """Triton compiles a kernel once more for addresses that are no multiple of 16: seconds, in the middle of a step."""
+    lens = device_lens(make_problem(CONFIG, [(1, length) for length in range(1, rows + 1)]).batch)
+    begin = lens.q_start.untyped_storage().data_ptr()
+    assert [(each.data_ptr() - begin) % 16 for each in (lens.q_start, lens.kv_start, lens.kv_lens)] == [0, 0, 0]
+    assert lens.q_start.tolist() == list(range(rows + 1))
+    assert lens.kv_start.tolist() == [row * (row + 1) // 2 for row in range(rows + 1)]
+    assert lens.kv_lens.tolist() == list(range(1, rows + 1))
 
 
 def test_the_recorder_notices_what_a_graph_would_not_survive(monkeypatch: pytest.MonkeyPatch) -> None:
