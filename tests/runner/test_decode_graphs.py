@@ -123,6 +123,15 @@ def test_what_a_graph_reads_is_kept_as_long_as_the_graph(folder: Path, monkeypat
     assert not recorder.read - memory_held_by(graphed)
 
 
+def test_graphs_share_what_is_large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two are replayed at once. A large model's would take gigabytes that nobody has reckoned with."""
+    setup = ModelSetup.of(folder, dtype="float32", kv_tokens=16 * 40, attention="triton")
+    graphs = GraphedModel(setup, attention_for(setup)[0], Recorder(monkeypatch), MAX_ROWS).graphs._graphs.values()
+    assert len(graphs) == 3
+    assert len({graph.logits.data_ptr() for graph in graphs}) == 1
+    assert len({graph.batch.plan.means.untyped_storage().data_ptr() for graph in graphs}) == 1
+
+
 @pytest.mark.parametrize("most", [1, 3, 8, 60, 64, 100, 128, 256, 300, 1000])
 def test_buckets_hold_every_batch_up_to_the_largest(most: int) -> None:
     buckets = buckets_up_to(most)

@@ -12,13 +12,14 @@ from actors.model.card import ModelCard, Rope
 from actors.model.errors import ModelUnusable
 from actors.runner.torch.gpu_memory import (
     GIB,
+    ROW_SPLITS,
     GpuMemory,
     page_bytes,
     pages_that_fit,
     step_bytes,
     weight_bytes,
 )
-from actors.runner.torch.setup import ModelSetup
+from actors.runner.torch.setup import ModelSetup, choose_dtype
 from actors.runner.torch.shards import shard_of
 from configs import ConfigError, load
 from tests.runner import tiny
@@ -99,6 +100,24 @@ def test_at_least_a_page_beside_the_reserved_ones() -> None:
     assert pages_that_fit(LLAMA_8B, WHOLE, BF16, 64, GpuMemory(enough, enough), 1.0) == NUM_RESERVED_PAGES + 1
     with pytest.raises(ModelUnusable):
         pages_that_fit(LLAMA_8B, WHOLE, BF16, 64, GpuMemory(enough, enough - 1), 1.0)
+
+
+def test_splits_of_keys_are_reckoned_with() -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    from kernels.triton_paged.backend import MAX_SPLITS
+
+    assert ROW_SPLITS == MAX_SPLITS
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [((7, 5), torch.float16), ((8, 0), BF16), ((9, 0), BF16), ((12, 0), BF16)]
+)
+def test_bfloat16_is_for_gpus_that_compute_in_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """torch emulates it elsewhere, slowly, and no kernel for attention does."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert choose_dtype("auto", torch.device("cuda")) is dtype
 
 
 def test_a_cpu_has_no_such_number(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from actors.model.errors import ModelUnusable
 from actors.runner.torch.shards import Shard, length
 
 GIB = 2**30
+ROW_SPLITS = 64
+"""Into how many parts the keys of a decode are split at most."""
 LIBRARIES_BYTES = 3 * GIB // 4
 """CUDA's own context, cuBLAS workspaces and captured graphs, about."""
 STEP_ROWS = 256
@@ -82,9 +84,10 @@ def weight_bytes(card: ModelCard, shard: Shard, dtype: torch.dtype) -> int:
 
 def step_bytes(card: ModelCard, shard: Shard, dtype: torch.dtype) -> int:
     """What a step has in hand at its widest: hidden states and one layer's projections; logits in float32, twice, and
-    in float64 with their order where tokens are drawn."""
+    in float64 with their order where tokens are drawn; what the splits of a long row leave for each other."""
     wide = 4 * card.hidden_size + 3 * length(shard.mlp) + 3 * shard.num_heads * card.head_dim
-    return STEP_TOKENS * wide * dtype.itemsize + STEP_ROWS * card.vocab_size * (4 + 4 + 8 + 8)
+    splits = STEP_ROWS * shard.num_heads * ROW_SPLITS * (card.head_dim + 1) * 4
+    return STEP_TOKENS * wide * dtype.itemsize + STEP_ROWS * card.vocab_size * (4 + 4 + 8 + 8) + splits
 
 
 def _gib(size: int) -> str:

@@ -87,13 +87,18 @@ class DecodeGraphs:
         self._positions = torch.zeros(largest, dtype=torch.int64, device=device)
         # Kept for as long as the graphs are: they read it at every replay, and a graph keeps no memory but its own.
         self._every = torch.arange(largest, device=device)
+        self._logits = torch.empty((largest, decoder.card.vocab_size), dtype=torch.float32, device=device)
         self._graphs: dict[int, _Graph] = {}
         for rows in reversed(self._buckets):
             batch = graph_batch(attention, rows, max_context)
 
+            @torch.inference_mode()
             def work(rows: int = rows, batch: AttnBatch = batch) -> Tensor:
                 tokens, positions = self._tokens[:rows], self._positions[:rows]
-                return decoder.forward(tokens, positions, self._every[:rows], attention, batch, kv)
+                # To one place for all graphs: each would keep as much as its rows' logits take.
+                return self._logits[:rows].copy_(
+                    decoder.forward(tokens, positions, self._every[:rows], attention, batch, kv)
+                )
 
             logits, replay = capturer.capture(work)
             self._graphs[rows] = _Graph(batch, logits, replay)

@@ -109,7 +109,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
             raise ValueError(f"dtype {name!r} is not one of auto, {', '.join(DTYPES)}")
         return DTYPES[name]
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        # Asked for in other words, torch says yes to GPUs that emulate it.
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
     return torch.bfloat16 if _cpu_computes_bfloat16() else torch.float32
 
 
