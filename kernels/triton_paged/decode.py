@@ -14,7 +14,9 @@ import triton.language as tl
 from kernels.triton_paged.tiles import add_tile, pool_offsets, scores_of
 
 
-@triton.jit
+# A kernel is compiled anew where a number is 1, or becomes a multiple of 16, unless it is told not to look. These grow
+# with the rows that come: seconds, in the middle of a step.
+@triton.jit(do_not_specialize=["num_splits", "stride_table"])
 def decode_kernel(
     q_ptr,
     k_ptr,
@@ -84,7 +86,7 @@ def decode_kernel(
         tl.store(out_ptr + out_at, acc / total[:, None], mask=real_heads[:, None] & real_dims[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def combine_kernel(
     parts_ptr,
     weight_ptr,

@@ -14,7 +14,7 @@ import triton.language as tl
 from kernels.triton_paged.tiles import add_tile, pool_offsets, scores_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])  # See `decode_kernel`.
 def varlen_kernel(
     q_ptr,
     k_ptr,
