@@ -80,8 +80,8 @@ class ModelRunner(Protocol):
     def launch(self, plan: StepPlan) -> StepHandle: ...
 
     def read_pages(self, pages: Sequence[int]) -> PagesRead:
-        """Copy pages out in the exchange layout [page][layer][K, V][slot][kv head][dim]. Ask for few at a time: no step
-        runs meanwhile."""
+        """Copy pages out in the exchange layout [page][layer][K, V][slot][kv head][dim]. Ask for few at a time: there
+        are runners that compute no step meanwhile."""
 
     def write_pages(self, pages: Sequence[int], data: bytes) -> PagesWritten:
         """Put pages back that `read_pages` of a runner of the same `kv_format` gave. ValueError for another length."""

@@ -102,7 +102,8 @@ class SideCopies:
 
         def work() -> None:
             # Together first, on the device: page by page over the bus would be as many small copies as layers.
-            host.copy_(gather_into(torch.empty_like(host, device=self._kv.device), self._kv, pages), non_blocking=True)
+            together = torch.empty(host.shape, dtype=host.dtype, device=self._kv.device)
+            host.copy_(gather_into(together, self._kv, pages), non_blocking=True)
 
         return self._begin(pages, False, work)
 
