@@ -28,6 +28,7 @@ class Buffer {
     const std::size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
     if (bytes <= size_) return data_;
     std::free(data_);
+    size_ = 0;  // A smaller step may come after one that there is no memory for.
     data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
     if (data_ == nullptr) throw std::bad_alloc();
     size_ = bytes;

@@ -1,0 +1,45 @@
+"""What a step takes beside the cache, and what is left of it when there is not enough."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from kernels.cpu.library import Library
+
+TOO_LARGE = """
+import resource, sys
+import torch
+from kernels.cpu.library import load
+from tests.kernels.cpu.rig import SHAPE, Bench, Model
+
+dtype, variant = sys.argv[1:]
+model = Model.random(SHAPE, getattr(torch, dtype))
+bench = Bench(model, load(dtype, variant), threads=1)
+sequence = bench.sequence(20)
+bench.step((sequence, 10))
+rows = 1_000_000
+table, nothing = torch.ones(rows, 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+batch = (torch.zeros(rows, dtype=torch.int64), [1] * rows, [1] * rows, table, nothing)
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 200 * 2**20, resource.getrlimit(resource.RLIMIT_AS)[1]))
+try:
+    bench.decoder.step(*batch)
+except ValueError as error:
+    print(error)
+print(bool(bench.step((sequence, 10))[0].isfinite().all()))
+"""
+
+
+def test_a_step_that_there_is_no_memory_for_leaves_the_next_one_well(library: Library) -> None:
+    """N52: it fails with a reason; the steps of its requests one by one do not crash."""
+    done = subprocess.run(
+        [sys.executable, "-c", TOO_LARGE, library.variant.dtype, library.variant.name],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split("\n")[:2]) == (0, ["no memory for a step of this size", "True"])
