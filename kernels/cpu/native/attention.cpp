@@ -7,6 +7,10 @@ namespace remora {
 
 namespace {
 
+// Numbers that a step's split tiles leave for each other, about: long prompts in large pieces on many cores would leave
+// gigabytes. Tiles beyond it stay whole, and the pieces of the others fill in behind them.
+constexpr std::int64_t kMostParts = 32 << 20;
+
 thread_local std::vector<float> work;  // What a tile's rows have seen before, and of the chunk at hand.
 
 float* workspace(std::size_t size) {
@@ -43,12 +47,14 @@ void AttentionPlan::split(int members) {
   for (std::size_t index = 0; index < tiles_.size(); ++index) {
     Tile& tile = tiles_[index];
     const int number = static_cast<int>(index), chunks = tile.chunks();
-    if (members == 1 || chunks == 1 || chunks * 4 * members <= total) {
+    const std::int64_t size = static_cast<std::int64_t>(chunks) * shape_.heads * tile.count * seen_;
+    const bool full = parts > 0 && parts + size > kMostParts;
+    if (members == 1 || chunks == 1 || chunks * 4 * members <= total || full) {
       items_.push_back({number, -1});
       continue;
     }
     tile.part = parts;
-    parts += static_cast<std::int64_t>(chunks) * shape_.heads * tile.count * seen_;
+    parts += size;
     left_[index].store(chunks, std::memory_order_relaxed);
     for (int chunk = 0; chunk < chunks; ++chunk) items_.push_back({number, chunk});
   }

@@ -5,8 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
-from kernels.cpu.library import Library
+import pytest
+import torch
+
+from kernels.cpu.library import Library, load
+from tests.kernels.cpu.builds import unusable
+from tests.kernels.cpu.rig import SHAPE, Bench, Model
 
 TOO_LARGE = """
 import resource, sys
@@ -43,3 +50,29 @@ def test_a_step_that_there_is_no_memory_for_leaves_the_next_one_well(library: Li
         check=False,
     )
     assert (done.returncode, done.stdout.split("\n")[:2]) == (0, ["no memory for a step of this size", "True"])
+
+
+def peak_bytes() -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def test_a_long_prompt_on_many_cores_does_not_take_gigabytes() -> None:
+    """What split tiles leave for each other is bounded: here it would be 430 MiB."""
+    if why := unusable("float32"):
+        pytest.skip(why)
+    library = load("float32")
+    assert isinstance(library, Library)
+    shape = replace(SHAPE, layers=1, heads=16, kv_heads=16, head_dim=32, num_pages=530)
+    bench = Bench(Model.random(shape, torch.float32), library, threads=64)
+    sequence = bench.sequence(8192)
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError as error:
+        pytest.skip(f"this system does not forget a process's peak: {error}")
+    before = peak_bytes()
+    (last,) = bench.step((sequence, 8192), wanted="last")
+    taken = peak_bytes() - before
+    bench.close()
+    assert last.isfinite().all()
+    assert taken < 330 * 2**20
