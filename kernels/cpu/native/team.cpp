@@ -41,7 +41,8 @@ void Team::run(const std::function<void(int)>& job) {
   job_ = &job;
   jobs_.fetch_add(1, std::memory_order_release);
   jobs_.notify_all();
-  job(0);
+  // Who left here would leave the others waiting for ever, on a job that is no more.
+  [&]() noexcept { job(0); }();
   meet();
 }
 
