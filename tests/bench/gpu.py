@@ -24,6 +24,7 @@ from kernels.attention import AttentionBackend, AttnBatch
 from kernels.selection import BACKENDS, problems_of
 from kernels.selftest import self_test
 from tests.bench.gpu_steps import SHAPES, step_table
+from tests.bench.gpu_storm import storm_table
 from tests.bench.gpu_timing import Scale, best_seconds, sizes
 
 GIB = 2**30
@@ -34,7 +35,7 @@ HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 64
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--cpu", action="store_true", help="a trial of the script itself, without a card")
-    arguments.add_argument("--only", choices=["kernels", "steps"], help="leave the other out")
+    arguments.add_argument("--only", choices=["kernels", "steps", "storm"], help="leave the others out")
     arguments.add_argument("--shapes", default="1b,8b", help=f"of {', '.join(SHAPES)}")
     asked = arguments.parse_args()
     if not asked.cpu and not torch.cuda.is_available():
@@ -43,14 +44,18 @@ def main() -> int:
     scale = sizes(small=asked.cpu)
     for line in heading(scale):
         print(line, flush=True)
-    if asked.only != "steps":
+    if asked.only in (None, "kernels"):
         for line in [*decode_table(scale), *prompt_table(scale)]:
             print(line, flush=True)
-    if asked.only != "kernels":
+    if asked.only in (None, "steps"):
         for name in asked.shapes.split(","):
             with tempfile.TemporaryDirectory(prefix="remora-gpu-") as folder:
                 for line in step_table(name, Path(folder), scale):
                     print(line, flush=True)
+    if asked.only in (None, "storm"):
+        with tempfile.TemporaryDirectory(prefix="remora-gpu-") as folder:
+            for line in storm_table(Path(folder), scale):
+                print(line, flush=True)
     return 0
 
 

@@ -32,6 +32,11 @@ def test_every_table_is_printed() -> None:
         "## Decode",
         "## Fresh prompts",
         "## 8b",
+        "## Abort storm",
     ]
-    assert sum(line.startswith("| ") for line in lines) == (1 + 2) + (1 + 1) + (1 + 2)
+    assert sum(line.startswith("| ") for line in lines) == (1 + 2) + (1 + 1) + (1 + 2) + (1 + 1)
     assert not [line for line in lines if "WRONG" in line]
+    _, _, ended, aborted, _, *left, _ = (cell.strip() for cell in lines[-1].split("|"))
+    assert int(ended) > 0
+    assert int(aborted) > 0
+    assert left == ["0", "0", "0"]
