@@ -14,6 +14,7 @@ import torch
 from actors.engine.plan import PlanItem, StepPlan
 from actors.messages import Outcome, Reason, SamplingParams
 from actors.model.errors import ModelUnusable
+from actors.runner.cpu import load as load_module
 from actors.runner.cpu.runner import CpuRunner, why_not
 from actors.runner.torch.group import RankGroup
 from kernels.cpu import library as library_module
@@ -159,6 +160,17 @@ def test_what_cannot_be_had_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ModelUnusable, match=reason):
         tiny.cpu_runner(saved(kind)[0], **settings)
+
+
+def test_its_weights_take_memory_beside_the_cache(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed they are the process's own: a model that does not fit is refused, and gets nobody killed."""
+    folder, _ = saved("wide-untied")
+    runner = tiny.cpu_runner(folder)
+    cache = runner.info.num_pages * runner.info.page_bytes
+    runner.close()
+    monkeypatch.setattr(load_module, "available_bytes", lambda: cache + 1)
+    with pytest.raises(ModelUnusable, match=r"beside weights of .*lower engine.kv_tokens"):
+        tiny.cpu_runner(folder)
 
 
 def asked(folder: Path, **settings: Any) -> str:

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from actors.model.errors import ModelUnusable
 from actors.model.weights import Weights
+from actors.runner.torch.gpu_memory import weight_bytes
 from actors.runner.torch.memory import available_bytes
 from actors.runner.torch.rope import frequencies
 from actors.runner.torch.setup import ModelSetup
+from actors.runner.torch.shards import shard_of
 from kernels.cpu.decoder import DecoderShape, FusedDecoder, LayerTensors
 from kernels.cpu.library import Library
 
@@ -36,11 +38,14 @@ def load_decoder(setup: ModelSetup, weights: Weights, library: Library, threads:
     """Takes every tensor of `weights`. Raises ModelUnusable if one is missing, misshapen or left over, or if there is
     no memory: asking for more than there is gets processes killed, no error."""
     card = setup.card
-    needed = setup.num_pages * setup.page_bytes
+    cache = setup.num_pages * setup.page_bytes
+    # Torch leaves them in their file, which the system can drop and read again; packed, they are this process's own.
+    packed = weight_bytes(card, shard_of(card), setup.dtype)
     free = available_bytes()
-    text = f"no memory for a KV cache of {setup.num_pages * setup.page_size} tokens ({needed / 2**30:.1f} GiB)"
-    if free is not None and needed > free:
-        raise ModelUnusable(f"{text}: {free / 2**30:.1f} GiB are free; lower engine.kv_tokens")
+    text = f"no memory for a KV cache of {setup.num_pages * setup.page_size} tokens ({cache / 2**30:.1f} GiB)"
+    if free is not None and cache + packed > free:
+        beside = f"beside weights of {packed / 2**30:.1f} GiB"
+        raise ModelUnusable(f"{text} {beside}: {free / 2**30:.1f} GiB are free; lower engine.kv_tokens")
     try:
         decoder = FusedDecoder(library, shape_of(setup))
     except RuntimeError as error:
