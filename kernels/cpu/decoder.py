@@ -50,6 +50,8 @@ class DecoderShape:
                 return f"{name} {value} is not a multiple of {factor}"
         if self.head_dim > MAX_HEAD_DIM:
             return f"head_dim {self.head_dim} is above {MAX_HEAD_DIM}"
+        if self.heads % self.kv_heads:
+            return f"{self.heads} query heads cannot share {self.kv_heads} KV heads evenly"
         if self.heads // self.kv_heads > MAX_GROUP:
             return f"{self.heads // self.kv_heads} query heads to a KV head are more than {MAX_GROUP}"
         return ""

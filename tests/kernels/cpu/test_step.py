@@ -169,3 +169,9 @@ def test_the_suite_can_fail(bench: Open) -> None:
     other = [*sequence.ids[:5], (sequence.ids[5] + 1) % 203, *sequence.ids[6:]]
     with pytest.raises(AssertionError, match="of the largest logit"):
         check(logits, one.model.reference(other), one.model.dtype)
+
+
+def test_heads_that_cannot_be_shared_out_are_refused() -> None:
+    """Computed, the queries left over would see whatever was in memory."""
+    assert "evenly" in replace(SHAPE, heads=5, kv_heads=2).unsupported()
+    assert replace(SHAPE, heads=6, kv_heads=2).unsupported() == ""
