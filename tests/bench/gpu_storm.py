@@ -12,7 +12,7 @@ from actors.messages import Outcome, SamplingParams
 from actors.runner.torch.overlapped import OverlappedRunner
 from tests.bench.gpu_steps import write_model
 from tests.bench.gpu_timing import Scale
-from tests.engine.driver import Driver
+from tests.engine.driver import Driver, Told
 
 REQUESTS, AT_ONCE = 2000, 64
 LONGEST_PROMPT, LONGEST_REPLY = 600, 80
@@ -52,7 +52,7 @@ def storm_table(folder: Path, scale: Scale) -> Iterator[str]:
 def _wave(driver: Driver, rng: random.Random, name: str, requests: int, longest: int) -> list[Outcome]:
     """Runs until nothing is left; how each ended."""
     vocabulary = driver.runner.info.vocab_size
-    told = []
+    told: list[Told] = []
     leaving: dict[str, int] = {}
     while len(told) < requests or leaving or driver.engine.has_work:
         running = sum(one.end is None for one in told)
