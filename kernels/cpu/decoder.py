@@ -182,6 +182,8 @@ class FusedDecoder:
 
     def times(self) -> dict[str, float]:
         """See `Library.times`."""
+        if not self._handle:
+            raise AssertionError("the decoder is not open")
         return self._library.times(self._handle)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from kernels.cpu.library import Library
@@ -40,6 +41,17 @@ def test_closing_ends_the_threads(library: Library) -> None:
     bench.close()
     bench.close()
     assert num_threads() < before + 3
+
+
+def test_a_closed_decoder_is_an_error_and_no_crash(library: Library) -> None:
+    bench = opened(library, threads=2)
+    bench.step((bench.sequence(20), 20))
+    assert sum(bench.decoder.times().values()) > 0
+    bench.close()
+    with pytest.raises(AssertionError, match="not open"):
+        bench.decoder.times()
+    with pytest.raises(AssertionError, match="not open"):
+        bench.step((bench.sequence(20), 20))
 
 
 def test_more_threads_than_cores_or_work_compute_the_same(library: Library) -> None:
