@@ -8,6 +8,7 @@ from pathlib import Path
 from actors.engine.plan import NUM_RESERVED_PAGES
 from actors.model.errors import ModelError
 from actors.model.source import find
+from actors.runner.cpu.load import packed_bytes
 from actors.runner.cpu.model import fused_library
 from actors.runner.step_test import step_test
 from actors.runner.torch.local_model import attention_for
@@ -78,8 +79,8 @@ def _examine_folder(verdict: Verdict, config: RemoraConfig, folder: Path) -> Non
         f"{card.family}, {card.num_layers} layers, {card.num_heads}/{card.num_kv_heads} heads of {card.head_dim}, "
         f"context {card.max_context:,}"
     )
-    _size_cache(verdict, setup)
     kind, remark = runner_class(config, folder)
+    _size_cache(verdict, setup, packed_bytes(setup) if kind.name == "cpu" else 0)
     verdict.runner = kind.name
     if remark:
         verdict.remarks.append(remark)
@@ -96,14 +97,17 @@ def _examine_folder(verdict: Verdict, config: RemoraConfig, folder: Path) -> Non
     verdict.tests.append(step_test(setup, kind.name, compute_threads(config)))
 
 
-def _size_cache(verdict: Verdict, setup: ModelSetup) -> None:
+def _size_cache(verdict: Verdict, setup: ModelSetup, packed: int) -> None:
+    """`packed`: bytes of weights that have to be in memory beside it."""
     needed = setup.num_pages * setup.page_bytes
     tokens = (setup.num_pages - NUM_RESERVED_PAGES) * setup.page_size
     verdict.kv_cache = f"{tokens:,} tokens in pages of {setup.page_size}, {needed / GIB:.1f} GiB"
     free = available_bytes() if setup.device.type == "cpu" else None
-    if free is not None and needed > free:
+    if free is not None and needed + packed > free:
+        beside = f", its packed weights {packed / GIB:.1f} GiB," if packed else ""
         verdict.problems.append(
-            f"its KV cache takes {needed / GIB:.1f} GiB and {free / GIB:.1f} GiB are free; lower engine.kv_tokens"
+            f"its KV cache takes {needed / GIB:.1f} GiB{beside} and {free / GIB:.1f} GiB are free; "
+            "lower engine.kv_tokens"
         )
 
 

@@ -34,13 +34,18 @@ def shape_of(setup: ModelSetup) -> DecoderShape:
     )
 
 
+def packed_bytes(setup: ModelSetup) -> int:
+    """What the weights take, about. Torch leaves them in their file, which the system can drop and read again; packed,
+    they are the process's own."""
+    return weight_bytes(setup.card, shard_of(setup.card), setup.dtype)
+
+
 def load_decoder(setup: ModelSetup, weights: Weights, library: Library, threads: int) -> FusedDecoder:
     """Takes every tensor of `weights`. Raises ModelUnusable if one is missing, misshapen or left over, or if there is
     no memory: asking for more than there is gets processes killed, no error."""
     card = setup.card
     cache = setup.num_pages * setup.page_bytes
-    # Torch leaves them in their file, which the system can drop and read again; packed, they are this process's own.
-    packed = weight_bytes(card, shard_of(card), setup.dtype)
+    packed = packed_bytes(setup)
     free = available_bytes()
     text = f"no memory for a KV cache of {setup.num_pages * setup.page_size} tokens ({cache / 2**30:.1f} GiB)"
     if free is not None and cache + packed > free:

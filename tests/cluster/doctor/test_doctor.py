@@ -21,6 +21,7 @@ from cluster.doctor.gpus import Gpu, Gpus
 from configs import load
 from kernels.attention import AttnBatch
 from kernels.torch_ref import TorchAttention
+from tests.kernels.cpu.builds import unusable
 from tests.runner import tiny
 
 ROOT = Path(__file__).parents[3]
@@ -183,6 +184,16 @@ def test_what_cannot_be_served_is_a_problem(folder: Path, tmp_path: Path) -> Non
     for text, verdict in verdicts.items():
         assert not verdict.healthy
         assert text in "\n".join(model_lines(verdict))
+
+
+def test_packed_weights_are_reckoned_with_where_they_are_packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the worker would refuse is found out before."""
+    if why := unusable("float32"):
+        pytest.skip(why)
+    setup = ModelSetup.of(folder, kv_tokens=1024, dtype="float32")
+    monkeypatch.setattr(model, "available_bytes", lambda: setup.num_pages * setup.page_bytes + 1)
+    assert "its packed weights" in "\n".join(examined(folder, workers__runner="cpu").problems)
+    assert examined(folder, workers__runner="torch").problems == []
 
 
 def test_a_model_that_is_not_here_is_not_fetched() -> None:
