@@ -29,11 +29,15 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Real processes on a slow machine can run into a test's patience: what fails runs again, and is listed as RERUN.
-RERUNS := --reruns 2 --reruns-delay 5
+# Real processes on a slow machine can run into a test's patience: what failed has one more attempt, in a new process with
+# servers of its own. What both attempts say is printed.
+AGAIN := --last-failed --last-failed-no-failures none
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not ray and not long' $(RERUNS)
-	$(BIN)/python -m pytest -m 'ray and not long' $(RERUNS)
+	$(call twice,-n 2 --dist loadfile -m 'not ray and not long')
+	$(call twice,-m 'ray and not long')
+define twice
+$(BIN)/python -m pytest $(1) || { echo 'A second attempt for what failed:' && $(BIN)/python -m pytest $(1) $(AGAIN); }
+endef
 
 # Ray's control service dies and comes back, and the whole head. Ray ends whoever hears nothing of it for a minute.
 test-long: setup

@@ -21,7 +21,6 @@ REPOSITORY = Path(__file__).parents[2]
 CLIENTS = "tests/e2e/clients"
 LIMIT_S = 800.0
 
-
 SHARED_MEMORY = Path("/dev/shm")
 
 

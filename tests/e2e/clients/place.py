@@ -3,11 +3,14 @@
 That one has to be started with what `SETTINGS` says; `tests/e2e/test_clients_over_serve.py` does it:
 
     REMORA_CLIENTS_URL=http://127.0.0.1:8000 python -m pytest tests/e2e/clients
+
+It may be asked again and again: sessions and requests are named anew each time.
 """
 
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +40,10 @@ class Place:
     """Where a server is that the keys of `tests.ingress.keyed` open."""
 
     url: str
+
+    def name(self, stem: str) -> str:
+        """For a session or a request: one that this server has not heard."""
+        return f"{stem}-{uuid.uuid4().hex}"
 
     def wait_until_quiet(self) -> None:
         """Until no worker holds a page for a request: whatever ran has ended."""

@@ -70,9 +70,9 @@ def test_closing_a_stream_ends_the_request(place: Place) -> None:
 
 def test_an_aborted_message_says_so(place: Place) -> None:
     """A1, E3: what there is of it, with a stop reason that nobody takes for the end."""
-    made = client(place)
-    aborts: Any = {"cast_to": httpx2.Response, "body": {"rid": "long"}}
-    with made.messages.stream(model="toy", max_tokens=7000, messages=user("x"), extra_body={"rid": "long"}) as stream:
+    made, rid = client(place), {"rid": place.name("long")}
+    aborts: Any = {"cast_to": httpx2.Response, "body": rid}
+    with made.messages.stream(model="toy", max_tokens=7000, messages=user("x"), extra_body=rid) as stream:
         next(iter(stream.text_stream))
         made.post("/v1/aborts", **aborts)
         final = stream.get_final_message()
@@ -113,10 +113,10 @@ def test_a_token_in_authorization_is_a_key_too(place: Place) -> None:
 
 def test_sessions_and_names_are_extra_fields(place: Place) -> None:
     """P5, S14, T2."""
-    made = client(place)
+    made, name = client(place), place.name("chat/1")
 
     def turn(text: str, **session: Any) -> Any:
-        extra = {"session": {"id": "chat/1", **session}, "temperature": 0}
+        extra = {"session": {"id": name, **session}, "temperature": 0}
         return made.messages.create(model="toy", max_tokens=8, messages=user(text), extra_body=extra)
 
     one, two = turn("one", create=True), turn("two")

@@ -61,13 +61,14 @@ def test_two_steps_with_a_tool_that_has_to_be_called(place: Place) -> None:
     last = client.chat.completions.create(messages=messages, tool_choice="none", **{**common, "max_tokens": 8})
     assert last.choices[0].message.content
     assert last.choices[0].message.tool_calls is None
-    session: dict[str, Any] = {"extra_body": {"session": {"id": "s", "create": True}}, **common}
+    name = place.name("s")
+    session: dict[str, Any] = {"extra_body": {"session": {"id": name, "create": True}}, **common}
     one = client.chat.completions.create(messages=user("hi"), tool_choice="required", seed=1, **session)
     again: Any = [
         {"role": "tool", "tool_call_id": call.id, "content": "sun"} for call in one.choices[0].message.tool_calls or ()
     ]
     two = client.chat.completions.create(
-        model="toy", tools=[tool], messages=again, max_tokens=8, extra_body={"session": {"id": "s"}}
+        model="toy", tools=[tool], messages=again, max_tokens=8, extra_body={"session": {"id": name}}
     )
     assert one.usage is not None
     assert two.usage is not None
@@ -78,7 +79,7 @@ def test_two_steps_with_a_tool_that_has_to_be_called(place: Place) -> None:
 def test_an_agent_that_sends_everything_in_a_session(place: Place) -> None:
     """S1, K1: the message goes back as the client has it, and is met with its own tokens; once edited it is not."""
     client = client_of(place)
-    session = {"session": {"id": "everything", "create": True, "messages": "all"}}
+    session = {"session": {"id": place.name("everything"), "create": True, "messages": "all"}}
     tool = openai.pydantic_function_tool(Weather)
     ask: dict[str, Any] = {"model": "toy", "tools": [tool], "max_tokens": 300, "seed": 1, "extra_body": session}
     messages: list[Any] = user("hi")

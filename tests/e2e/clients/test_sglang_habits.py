@@ -114,15 +114,16 @@ def test_the_gateway(http: httpx.Client, place: Place) -> None:
     info = http.get("/server_info").json()
     assert (info["served_model_name"], info["dp_size"]) == ("toy", 2)
     headers = {"x-request-id": "gateway-1", "x-smg-routing-key": "k"}
-    body = {"text": "hello", "sampling_params": {"max_new_tokens": 4, "temperature": 0}, "rid": "r-1", "model": "toy"}
+    short, long = place.name("short"), place.name("long")
+    body = {"text": "hello", "sampling_params": {"max_new_tokens": 4, "temperature": 0}, "rid": short, "model": "toy"}
     answer = http.post("/generate", json=body, headers=headers)
     assert answer.headers["x-request-id"] == "gateway-1"
-    assert answer.json()["meta_info"]["id"] == "r-1"
-    long = {"text": "x", "rid": "r-2", "stream": True, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
-    with http.stream("POST", "/generate", json=long) as response:
+    assert answer.json()["meta_info"]["id"] == short
+    body = {"text": "x", "rid": long, "stream": True, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
+    with http.stream("POST", "/generate", json=body) as response:
         lines = response.iter_lines()
         next(lines)
-        assert http.post("/abort_request", json={"rid": "r-2", "abort_all": False}).status_code == 200
+        assert http.post("/abort_request", json={"rid": long, "abort_all": False}).status_code == 200
         last = [json.loads(line[5:]) for line in lines if line and line != "data: [DONE]"][-1]
     assert last["meta_info"]["finish_reason"]["type"] == "abort"
 
