@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -43,7 +44,7 @@ def build_app(config: RemoraConfig) -> Any:
     ingress_deployment: Any = IngressDeployment
     pool = pool_deployment.options(user_config={"workers": config.workers.count}).bind(tree)
     ingress = ingress_deployment.options(num_replicas=config.ingress.replicas)
-    return ingress.bind(partial(serve_pool_port, config.cluster.namespace), pool, tree)
+    return ingress.bind(partial(serve_pool_port, config.cluster.namespace), pool, tree, int(time.time()))
 
 
 def with_keys_of(environ: Mapping[str, str], config: RemoraConfig) -> RemoraConfig:

@@ -47,7 +47,9 @@ class Ingress:
         config: RemoraConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
+        deployed_at: int | None = None,
     ) -> None:
+        """`deployed_at`: Unix time that models are listed with, by all replicas the same. None: now."""
         self.text = text
         self.config = config
         self.clock = clock
@@ -57,7 +59,7 @@ class Ingress:
         self.router = Router(
             pool, cluster=config.cluster, timeouts=config.timeouts, max_sessions=self.max_sessions, clock=clock
         )
-        self.started_at = int(time.time())
+        self.deployed_at = int(time.time()) if deployed_at is None else deployed_at
         self._tokenisers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
         self._readers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="read")
 

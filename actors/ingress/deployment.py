@@ -33,14 +33,17 @@ MAX_ONGOING_REQUESTS = 10_000
 )
 @serve.ingress()
 class IngressDeployment:
-    """`IngressDeployment.bind(pool_port_factory, pool_handle, config_tree)`.
+    """`IngressDeployment.bind(pool_port_factory, pool_handle, config_tree, deployed_at)`.
 
     The factory is passed in because the pool's adapter belongs to a layer above this one.
     """
 
-    def __init__(self, pool_port_factory: PoolPortFactory, pool_handle: Any, config_tree: dict[str, Any]) -> None:
+    def __init__(
+        self, pool_port_factory: PoolPortFactory, pool_handle: Any, config_tree: dict[str, Any], deployed_at: int
+    ) -> None:
         config = from_tree(RemoraConfig, config_tree)
-        self._ingress = Ingress(pool_port_factory(pool_handle), load_text_model(config), config)
+        pool = pool_port_factory(pool_handle)
+        self._ingress = Ingress(pool, load_text_model(config), config, deployed_at=deployed_at)
         process.settle_garbage()
 
     def __serve_build_asgi_app__(self) -> Starlette:

@@ -101,11 +101,11 @@ def _own_use(ingress: Ingress, tenant: str) -> dict[str, object]:
 
 def _model(ingress: Ingress) -> dict[str, object]:
     """For clients of the OpenAI API, of vLLM (`max_model_len`) and of Anthropic's (`type` and so on)."""
-    created = datetime.fromtimestamp(ingress.started_at, timezone.utc)
+    created = datetime.fromtimestamp(ingress.deployed_at, timezone.utc)
     return {
         "id": ingress.text.name,
         "object": "model",
-        "created": ingress.started_at,
+        "created": ingress.deployed_at,
         "owned_by": "remora",
         "max_context": ingress.text.max_context,
         "max_model_len": ingress.text.max_context,

@@ -16,6 +16,8 @@ from configs import EngineConfig, RemoraConfig, WorkerConfig, to_tree
 
 pytestmark = pytest.mark.ray
 
+DEPLOYED_AT = 1_700_000_000
+
 
 def local_pool(folder: str) -> Any:
     """A pool port over workers in the replica's own process."""
@@ -50,7 +52,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         )
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     tree = to_tree(RemoraConfig(workers=WorkerConfig(runner="toy")))
-    serve.run(IngressDeployment.bind(local_pool, str(folder), tree), name="ingress-test", route_prefix="/")
+    serve.run(IngressDeployment.bind(local_pool, str(folder), tree, DEPLOYED_AT), name="ingress-test", route_prefix="/")
     yield f"http://127.0.0.1:{port}"
     serve.delete("ingress-test")
     if mine:
@@ -73,6 +75,11 @@ def wait_for(client: httpx.Client, wanted: Any, limit_s: float = 5.0) -> None:
     while not wanted(owned(client)):
         assert time.monotonic() < end, owned(client)
         time.sleep(0.01)
+
+
+def test_a_model_is_as_old_as_its_deployment(url: str) -> None:
+    """Two replicas start at different times, and must not differ in what they say of it."""
+    assert httpx.get(f"{url}/v1/models/toy").json()["created"] == DEPLOYED_AT
 
 
 def test_a_session_over_serve(url: str) -> None:
