@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from configs import load
-from tests.bench import engine_step, peers, result_tables, turn_cost
+from tests.bench import engine_step, peers, result_tables, startup, turn_cost
 from tests.bench.compare import labelled, table
 from tests.bench.figures import BenchError, Summary, summarise
 from tests.bench.in_process import IN_PROCESS_NAMES, InProcess
@@ -35,6 +35,7 @@ PARTS: dict[str, Callable[[list[str]], int]] = {
     "engine": engine_step.main,
     "turns": turn_cost.main,
     "peers": peers.main,
+    "startup": startup.main,
     "table": result_tables.main,
 }
 """What can be measured by itself, by the first argument."""
