@@ -18,6 +18,9 @@ class ModelConfig:
     `served_name`: the name in /v1/models; empty = derived from `id`. `dtype`: auto, float32, bfloat16, float16.
     `max_context`: longest context in tokens; 0 = what the model allows.
     `cache_dir`: where downloads and conversions are kept; empty = the user's cache folder.
+    `packed_cache`: where the fused CPU step keeps weights as it reads them, so that a worker need not pack them when it
+    starts, and all of a machine have them in memory once: a folder; auto = beside the conversions; off = each worker
+    packs its own, in memory.
     `tool_format`: how the model writes calls of tools: hermes (Qwen 2.5, Qwen 3), llama3, mistral, mistral_args
     (newer), qwen_xml (Qwen 3 Coder). `reasoning`: how it marks what it thinks: think (`<think>`), think_brackets
     (`[THINK]`). auto = as the chat template has it; off = none, such text is text.
@@ -28,6 +31,7 @@ class ModelConfig:
     dtype: str = "auto"
     max_context: int = 0
     cache_dir: str = ""
+    packed_cache: str = "auto"
     tool_format: str = "auto"
     reasoning: str = "auto"
 

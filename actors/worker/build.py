@@ -6,9 +6,11 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.model.cache import cache_root
 from actors.runner.base import ModelRunner
 from configs import RemoraConfig
 
@@ -86,12 +88,16 @@ def _model_runner(config: RemoraConfig, ranks_lost: Callable[[str], None] | None
     _be_patient()
     from actors.model.source import resolve
     from actors.model.tokenizer import Tokenizer
+    from actors.runner.cpu.runner import CpuRunner
     from actors.runner.torch.group import RankGroup
 
     folder = resolve(config.model.id, config.model.cache_dir, progress=False)
     tokenizer = Tokenizer.load(folder)
     size = config.workers.tensor_parallel
-    build, remark = runner_class(config, folder.path)
+    kind, remark = runner_class(config, folder.path)
+    build: Callable[..., TorchRunner] = kind
+    if issubclass(kind, CpuRunner):
+        build = partial(kind, packed_folder=packed_folder(config))
     runner = build(
         folder.path,
         **told_to_ranks(config),
@@ -105,6 +111,14 @@ def _model_runner(config: RemoraConfig, ranks_lost: Callable[[str], None] | None
         max_running=config.engine.max_running,
     )
     return runner, tokenizer.bos_id
+
+
+def packed_folder(config: RemoraConfig) -> Path | None:
+    """Where the fused step's packed weights are kept; None if they are not to be. See `ModelConfig`."""
+    kept = config.model.packed_cache
+    if kept == "off":
+        return None
+    return cache_root(config.model.cache_dir) / "packed" if kept == "auto" else Path(kept).expanduser()
 
 
 def runner_class(config: RemoraConfig, folder: Path) -> tuple[type[TorchRunner], str]:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import Batch, Layer, Library, Shape, Weights
-from kernels.cpu.memory import Arena, zeros
+from kernels.cpu.library import Batch, Ends, Layer, Library, Shape, Weights
+from kernels.cpu.memory import Arena, Fill, Memory, zeros
+from kernels.cpu.packed import PackedWeights
 from kernels.cpu.packing import LANES, PANEL, interleave, pack_bias, pack_pages, pack_weight, unpack_pages
 
 MAX_HEAD_DIM = 256
@@ -78,22 +79,23 @@ class LayerTensors:
 
 
 class FusedDecoder:
-    """Layers are added one by one (each may go once it is packed), then `open`, then steps, from one thread.
+    """Layers are added one by one (each may go once it is packed), then `open`; or `open_packed` alone, with what was
+    packed before. Then steps, from one thread.
 
+    `memory`: what keeps the weights that are packed here; an arena of this process if none is given.
     `kv`: [layers, num_pages, kv_heads, K and V, page_size * head_dim]. `embedding`: as it was given to `open`.
     """
 
     embedding: Tensor
 
-    def __init__(self, library: Library, shape: DecoderShape) -> None:
+    def __init__(self, library: Library, shape: DecoderShape, memory: Memory | None = None) -> None:
         """Raises ValueError for a shape that it cannot compute, RuntimeError without memory for the cache."""
         if why := shape.unsupported():
             raise ValueError(why)
         self.shape = shape
         self.dtype: torch.dtype = getattr(torch, library.variant.dtype)
         self._library = library
-        self._arena = Arena()
-        self._kept: list[Tensor] = []
+        self._memory = memory or Arena()
         self._layers: list[Layer] = []
         self._handle = 0
         plane = shape.page_size * shape.head_dim
@@ -121,23 +123,34 @@ class FusedDecoder:
         )
 
     def open(self, embedding: Tensor, head: Tensor, norm: Tensor, inverse: Tensor, threads: int) -> None:
-        """`embedding`, `head`: [vocab, hidden] in the library's dtype (the first stays as it is), `inverse`: rope's
-        inverse frequencies. Raises RuntimeError when the threads cannot be had."""
-        self.embedding = embedding
-        weights = Weights(
-            embedding=embedding.data_ptr(),
+        """See `pack` and `open_packed`."""
+        self.open_packed(self.pack(embedding, head, norm, inverse), threads)
+
+    def pack(self, embedding: Tensor, head: Tensor, norm: Tensor, inverse: Tensor) -> PackedWeights:
+        """All layers and the rest of the model. `embedding`, `head`: [vocab, hidden] in the library's dtype (the first
+        stays as it is), `inverse`: rope's inverse frequencies. Raises what `memory` raises."""
+        ends = Ends(
+            embedding=self._memory.hold(embedding),
             head=self._weight(head),
             norm=self._bias(norm),
             inverse=self._bias(inverse),
-            layers=(Layer * len(self._layers))(*self._layers),
-            kv=self.kv.data_ptr(),
         )
+        layers = (Layer * len(self._layers))(*self._layers)
+        return self._memory.settled(PackedWeights(layers, ends, embedding, self._memory))
+
+    def open_packed(self, packed: PackedWeights, threads: int) -> None:
+        """Raises RuntimeError when the threads cannot be had."""
+        self._packed = packed
+        self.embedding = packed.embedding
+        weights = Weights(layers=packed.layers, kv=self.kv.data_ptr())
+        ctypes.memmove(ctypes.byref(weights), ctypes.byref(packed.ends), ctypes.sizeof(Ends))
         shape = self.shape
         self._shape = Shape(**{field[0]: getattr(shape, field[0]) for field in Shape._fields_})
         self._handle = self._library.open(ctypes.byref(self._shape), ctypes.byref(weights), threads) or 0
         if not self._handle:
             raise RuntimeError(f"no {threads} threads to compute with")
         self._close = weakref.finalize(self, self._library.close, self._handle)
+        self._fill = Fill(self.kv)
 
     def step(
         self,
@@ -189,16 +202,12 @@ class FusedDecoder:
     def close(self) -> None:
         """Ends the threads; what was kept goes with the object."""
         if self._handle:
+            self._fill.stop()
             self._close()
             self._handle = 0
 
     def _weight(self, weight: Tensor) -> int:
-        return self._keep(pack_weight(weight))
+        return self._memory.keep(pack_weight(weight))
 
     def _bias(self, bias: Tensor | None) -> int | None:
-        return None if bias is None else self._keep(pack_bias(bias))
-
-    def _keep(self, tensor: Tensor) -> int:
-        kept = self._arena.keep(tensor)
-        self._kept.append(kept)
-        return kept.data_ptr()
+        return None if bias is None else self._memory.keep(pack_bias(bias))

@@ -34,8 +34,14 @@ class Layer(ctypes.Structure):
     ]
 
 
+class Ends(ctypes.Structure):
+    """What comes before and after the layers in `RemoraWeights`. Addresses."""
+
+    _fields_ = [(name, c_void_p) for name in ("embedding", "head", "norm", "inverse")]
+
+
 class Weights(ctypes.Structure):
-    """`RemoraWeights`."""
+    """`RemoraWeights`. It begins as `Ends` does."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("embedding", "head", "norm", "inverse")),

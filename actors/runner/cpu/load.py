@@ -2,69 +2,75 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from actors.model.errors import ModelUnusable
 from actors.model.weights import Weights
+from actors.runner.cpu.packed_cache import PackedCache
+from actors.runner.cpu.shape import shape_of
 from actors.runner.torch.gpu_memory import weight_bytes
 from actors.runner.torch.memory import available_bytes
 from actors.runner.torch.rope import frequencies
 from actors.runner.torch.setup import ModelSetup
 from actors.runner.torch.shards import shard_of
-from kernels.cpu.decoder import DecoderShape, FusedDecoder, LayerTensors
+from kernels.cpu.decoder import FusedDecoder, LayerTensors
 from kernels.cpu.library import Library
-
-
-def shape_of(setup: ModelSetup) -> DecoderShape:
-    card = setup.card
-    return DecoderShape(
-        hidden=card.hidden_size,
-        inner=card.intermediate_size,
-        layers=card.num_layers,
-        heads=card.num_heads,
-        kv_heads=card.num_kv_heads,
-        head_dim=card.head_dim,
-        vocab=card.vocab_size,
-        page_size=setup.page_size,
-        num_pages=setup.num_pages,
-        norm_eps=card.norm_eps,
-        score_scale=card.head_dim**-0.5,
-        rope_factor=frequencies(card.rope, card.head_dim)[1],
-    )
+from kernels.cpu.memory import Arena, Memory
+from kernels.cpu.packed import PackedWeights
 
 
 def packed_bytes(setup: ModelSetup) -> int:
-    """What the weights take, about. Torch leaves them in their file, which the system can drop and read again; packed,
-    they are the process's own."""
+    """What the weights take, about. All of it is to stay in memory, be it the process's own or, mapped from a file,
+    that of all workers: each step reads every weight."""
     return weight_bytes(setup.card, shard_of(setup.card), setup.dtype)
 
 
-def load_decoder(setup: ModelSetup, weights: Weights, library: Library, threads: int) -> FusedDecoder:
-    """Takes every tensor of `weights`. Raises ModelUnusable if one is missing, misshapen or left over, or if there is
-    no memory: asking for more than there is gets processes killed, no error."""
-    card = setup.card
-    cache = setup.num_pages * setup.page_bytes
-    packed = packed_bytes(setup)
-    free = available_bytes()
-    text = f"no memory for a KV cache of {setup.num_pages * setup.page_size} tokens ({cache / 2**30:.1f} GiB)"
-    if free is not None and cache + packed > free:
-        beside = f"beside weights of {packed / 2**30:.1f} GiB"
-        raise ModelUnusable(f"{text} {beside}: {free / 2**30:.1f} GiB are free; lower engine.kv_tokens")
+def load_decoder(setup: ModelSetup, library: Library, threads: int, cache: PackedCache | None = None) -> FusedDecoder:
+    """With weights from the cache, if one is given. Raises ModelUnusable if a tensor is missing, misshapen or left
+    over, or if there is no memory: asking for more than there is gets processes killed, no error."""
+    check_memory(setup)
     try:
         decoder = FusedDecoder(library, shape_of(setup))
     except RuntimeError as error:
-        raise ModelUnusable(f"{text}; lower engine.kv_tokens") from error
-    embedding = weights.take("model.embed_tokens.weight", (card.vocab_size, card.hidden_size))
-    for index in range(card.num_layers):
-        decoder.add_layer(_layer(setup, weights, f"model.layers.{index}."))
-    norm = weights.take("model.norm.weight", (card.hidden_size,))
-    head = embedding
-    if not card.tied_embeddings or weights.has("lm_head.weight"):
-        head = weights.take("lm_head.weight", (card.vocab_size, card.hidden_size))
-    weights.finish()
-    decoder.open(embedding, head, norm, frequencies(card.rope, card.head_dim)[0], threads)
+        raise ModelUnusable(f"{_no_memory(setup)}; lower engine.kv_tokens") from error
+    packed = None
+    if cache is not None:
+        packed = cache.get(setup, library, partial(pack, setup, library), packed_bytes(setup))
+    decoder.open_packed(packed or pack(setup, library, Arena()), threads)
     return decoder
+
+
+def check_memory(setup: ModelSetup) -> None:
+    """Raises ModelUnusable."""
+    cache, packed, free = setup.num_pages * setup.page_bytes, packed_bytes(setup), available_bytes()
+    if free is not None and cache + packed > free:
+        beside = f"beside weights of {packed / 2**30:.1f} GiB"
+        text = f"{_no_memory(setup)} {beside}: {free / 2**30:.1f} GiB are free; lower engine.kv_tokens"
+        raise ModelUnusable(text)
+
+
+def _no_memory(setup: ModelSetup) -> str:
+    size = setup.num_pages * setup.page_bytes / 2**30
+    return f"no memory for a KV cache of {setup.num_pages * setup.page_size} tokens ({size:.1f} GiB)"
+
+
+def pack(setup: ModelSetup, library: Library, memory: Memory) -> PackedWeights:
+    """Every tensor of the model, in `memory`. Raises ModelUnusable, and what `memory` raises."""
+    card = setup.card
+    packing = FusedDecoder(library, shape_of(setup, num_pages=1), memory)
+    with Weights(setup.folder, setup.dtype) as weights:
+        embedding = weights.take("model.embed_tokens.weight", (card.vocab_size, card.hidden_size))
+        for index in range(card.num_layers):
+            packing.add_layer(_layer(setup, weights, f"model.layers.{index}."))
+        norm = weights.take("model.norm.weight", (card.hidden_size,))
+        head = embedding
+        if not card.tied_embeddings or weights.has("lm_head.weight"):
+            head = weights.take("lm_head.weight", (card.vocab_size, card.hidden_size))
+        weights.finish()
+        return packing.pack(embedding, head, norm, frequencies(card.rope, card.head_dim)[0])
 
 
 def _layer(setup: ModelSetup, weights: Weights, at: str) -> LayerTensors:

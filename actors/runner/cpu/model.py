@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actors.model.weights import Weights
-from actors.runner.cpu.load import load_decoder, shape_of
+from actors.runner.cpu.load import load_decoder
+from actors.runner.cpu.packed_cache import PackedCache
+from actors.runner.cpu.shape import shape_of
 from actors.runner.torch.inputs import StepInputs
 from actors.runner.torch.setup import ModelSetup
 from kernels.cpu.library import Library, load
@@ -17,10 +18,9 @@ from kernels.cpu.library import Library, load
 class FusedModel:
     """Implements `StepModel`. K and V lie in the operator's own order; pages leave in the exchange layout."""
 
-    def __init__(self, setup: ModelSetup, library: Library, threads: int) -> None:
+    def __init__(self, setup: ModelSetup, library: Library, threads: int, cache: PackedCache | None = None) -> None:
         """Loads the weights. Raises ModelUnusable."""
-        with Weights(setup.folder, setup.dtype) as weights:
-            self.decoder = load_decoder(setup, weights, library, threads)
+        self.decoder = load_decoder(setup, library, threads, cache)
         self._num_pages = setup.num_pages
 
     @property

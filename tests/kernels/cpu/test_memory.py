@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.cpu import memory
 from kernels.cpu.library import Library, load
+from kernels.cpu.memory import Fill, zeros
 from tests.kernels.cpu.builds import unusable
 from tests.kernels.cpu.rig import SHAPE, Bench, Model
 
@@ -50,6 +52,30 @@ def test_a_step_that_there_is_no_memory_for_leaves_the_next_one_well(library: Li
         check=False,
     )
     assert (done.returncode, done.stdout.split("\n")[:2]) == (0, ["no memory for a step of this size", "True"])
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_cache_is_filled_after_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Address space at first; then all of its memory, unless its owner stops that, or is gone."""
+    size = 256 * 2**20
+    before = resident_bytes()
+    tensor = zeros((size // 4,), torch.float32)
+    assert resident_bytes() - before < size // 4
+    fill = Fill(tensor)
+    fill._thread.join(60)
+    assert resident_bytes() - before > size * 3 // 4
+    assert not tensor[:: 2**16].any()
+    monkeypatch.setattr(memory, "_FILL_BYTES", 4096)
+    other = zeros((size // 4,), torch.float32)
+    Fill(other).stop()
+    gone = Fill(other)
+    del other
+    gone._thread.join(60)
+    assert not gone._thread.is_alive()
+    assert resident_bytes() - before < size * 2
 
 
 def peak_bytes() -> int:
