@@ -12,13 +12,12 @@ asks for is in `take_output()`. `expire(now)` lets clocks ring; call it before `
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 
-from actors.engine import scoring
 from actors.engine.aborts import Aborts
 from actors.engine.branching import Branching
 from actors.engine.clocks import Clock
 from actors.engine.closing import Closing
+from actors.engine.commits import Commits
 from actors.engine.core import Output, new_core
 from actors.engine.door import Door
 from actors.engine.effects import (
@@ -34,17 +33,17 @@ from actors.engine.effects import (
 )
 from actors.engine.endings import Endings
 from actors.engine.entry import Entry
-from actors.engine.following import Following, prompt_digest
+from actors.engine.following import Following
 from actors.engine.hibernation import Hibernation
 from actors.engine.moving import Moving
 from actors.engine.pausing import Pausing
-from actors.engine.plan import PlanItem, StepPlan, StepResult
+from actors.engine.plan import StepPlan, StepResult
 from actors.engine.planner import Planner
-from actors.engine.request import Request, RequestState, Verdict
+from actors.engine.preemption import Preemption
+from actors.engine.request import Request, Verdict
 from actors.engine.sessions import SessionState
 from actors.engine.settings import EngineSettings
 from actors.engine.stats import EngineStats, snapshot
-from actors.engine.stopping import judge
 from actors.messages import (
     Abort,
     CloseSession,
@@ -55,7 +54,6 @@ from actors.messages import (
     IngressLost,
     LeaveSession,
     OpenSession,
-    Outcome,
     Pause,
     Reason,
     ReceiveSession,
@@ -64,13 +62,8 @@ from actors.messages import (
     RollbackSession,
     Shutdown,
     Submit,
-    TokenLogprobs,
-    Tokens,
     ToWorker,
 )
-
-PREFILL, STOPPING, COMMITTING = RequestState.PREFILL, RequestState.STOPPING, RequestState.COMMITTING
-"""By names that are looked up faster: each request of each step asks for them."""
 
 
 class Engine:
@@ -89,8 +82,10 @@ class Engine:
         self._branching = Branching(self.core, self._endings)
         self._hibernation = Hibernation(self.core)
         self._moving = Moving(self.core, self._endings, self._hibernation)
-        self._planner = Planner(self.core, self._hibernation)
-        self._pausing = Pausing(self.core, self._aborts, self._planner)
+        self._commits = Commits(self.core, self._endings)
+        preemption = Preemption(self.core)
+        self._planner = Planner(self.core, self._hibernation, preemption)
+        self._pausing = Pausing(self.core, self._aborts, preemption)
 
     def handle(self, message: ToWorker | EffectResult, now: float) -> list[Output]:
         """Take one message. A caller's mistake is answered by an event, never by an exception."""
@@ -184,14 +179,12 @@ class Engine:
         if not self.uncommitted or self.uncommitted[0] is not plan:
             raise AssertionError("plans commit in the order they were made")
         self.uncommitted.popleft()
-        self.core.totals.steps += 1
-        for item in plan.items:
-            self._commit_item(item, result, now)
+        self._commits.commit(plan, result, now)
         return self._settle(now)
 
     def fail(self, plan: StepPlan, message: str, now: float) -> list[Output]:
         """A whole step broke: everything it named ends `internal`; the worker lives on."""
-        failed = {item.uid: message for item in plan.items}
+        failed = {item.uid: message for item in plan.each()}
         return self.commit(plan, StepResult(sampled={}, failed=failed), now)
 
     def next_deadline(self) -> float | None:
@@ -212,55 +205,6 @@ class Engine:
         return snapshot(self.core, self._hibernation.counts)
 
     # -- inside ----------------------------------------------------------------------------------------------------
-
-    def _commit_item(self, item: PlanItem, result: StepResult, now: float) -> None:
-        request = self.core.requests.by_uid(item.uid)
-        if request is None:
-            raise AssertionError(f"plan names request {item.uid}, which is gone")
-        request.inflight -= 1
-        request.pending_samples -= item.samples
-        if request.state is STOPPING:
-            if not request.inflight:
-                self._endings.returned(request, now)
-            return
-        if request.state is COMMITTING:
-            return
-        if result.failed and item.uid in result.failed:
-            verdict = Verdict.abort(Reason.INTERNAL, "this request could not be computed")
-            request.story.append(f"{now:.3f} runner: {result.failed[item.uid]}")
-            self._endings.decide(request, verdict, now)
-            return
-        if result.dead_ends and item.uid in result.dead_ends:
-            verdict = Verdict.abort(Reason.GRAMMAR_INVALID, result.dead_ends[item.uid])
-            self._endings.decide(request, verdict, now)
-            return
-        request.computed = item.start + item.count
-        self.core.kv.publish(request.uid, request.computed, in_flight=request.inflight > 0)
-        if item.scored:
-            scoring.committed(self.core, request, item, result.scores[item.uid])
-        if item.samples:
-            told = (result.logprobs[item.uid],) if item.uid in result.logprobs else ()
-            self._append(request, result.sampled[item.uid], told, now)
-        elif request.max_tokens == 0 and request.computed == request.prompt_len:
-            self._endings.decide(request, Verdict(Outcome.LENGTH), now)
-
-    def _append(self, request: Request, token: int, told: tuple[TokenLogprobs, ...], now: float) -> None:
-        """A token was chosen: it is told, and may be the last. `told`: its log probability, where that is asked for."""
-        submit, index = request.submit, len(request.tokens) - request.prompt_len
-        request.tokens.append(token)
-        self.core.totals.output_tokens += 1
-        if told:
-            request.logprobs.extend(told)
-        prompt = b"" if index > len(submit.resumed_ids) else prompt_digest(request)
-        event = Tokens(submit.ingress, submit.key, index, (token,), prompt, told)
-        self.core.out.append(event)
-        for follower in request.followers:
-            self.core.out.append(replace(event, ingress=follower.ingress, key=follower.key))
-        if request.state is PREFILL:
-            request.move(RequestState.DECODE, "prompt computed", now)
-        verdict = judge(request, token, self.settings)
-        if verdict is not None:
-            self._endings.decide(request, verdict, now)
 
     def _ring(self, clock: Clock, request: Request | None, now: float) -> None:
         if request is None or not request.can_be_aborted:

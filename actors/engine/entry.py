@@ -12,7 +12,7 @@ from actors.engine.kv.keys import namespace_root
 from actors.engine.request import Request, RequestState, Verdict
 from actors.engine.sizes import fit
 from actors.engine.stop_strings import StopStrings
-from actors.engine.stopping import judge
+from actors.engine.stopping import end_tokens, judge
 from actors.messages import CANNOT_RESUME, Outcome, Reason
 
 
@@ -36,6 +36,7 @@ class Entry:
         scoring.begin(self._core, request)
         root = namespace_root(submit.tenant, submit.cache_salt, shared=settings.share_prefix_across_tenants)
         request.keys = context.keys_under(root, settings.page_size)
+        request.ends = end_tokens(submit.sampling, settings.eos_ids)
         if submit.sampling.stop:
             request.stops = StopStrings(submit.sampling.stop)
         over = size == 0 and request.scored == len(prompt)

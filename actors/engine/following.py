@@ -39,6 +39,7 @@ class Following:
         """Tell what the leader's listeners have heard, and all that is to come."""
         self._core.totals.received += 1
         leader.followers.append(Follower(submit.ingress, submit.key, len(submit.resumed_ids)))
+        leader.ask_again()
         self._core.requests.follow(submit.key, leader)
         leader.story.append(f"{now:.3f} joined by {submit.key}")
         told = len(submit.resumed_ids)

@@ -85,14 +85,16 @@ def _check_requests(engine: Engine) -> None:
         _ensure(in_batch == (request in running), f"{who}: {state} and batch disagree")
         _ensure(state is not RequestState.ENDED, f"{who} ended and is still in the table")
         _ensure((state is RequestState.STOPPING) <= (request.inflight > 0), f"{who} is stopping and no plan names it")
-        known = len(request.tokens) + request.pending_samples
+        items = [item for plan in engine.uncommitted for item in plan.each() if item.uid == request.uid]
+        known = len(request.tokens) + sum(item.samples for item in items)
         if in_batch:
             ordered = 0 <= request.computed <= request.planned <= known
             _ensure(ordered, f"{who}: computed {request.computed}, planned {request.planned}, known {known}")
             capacity = len(engine.core.kv.table(request.uid)) * engine.settings.page_size
             _ensure(request.planned <= capacity, f"{who}: planned {request.planned} positions in room for {capacity}")
-        named = sum(item.uid == request.uid for plan in engine.uncommitted for item in plan.items)
-        _ensure(named == request.inflight, f"{who}: inflight {request.inflight}, {named} plans name it")
+            _ensure(request.remaining == known - request.planned, f"{who}: {request.remaining} positions are left")
+            _ensure(request.decodes_until <= capacity, f"{who}: decodes until {request.decodes_until}")
+        _ensure(len(items) == request.inflight, f"{who}: inflight {request.inflight}, {len(items)} plans name it")
     compiling_now = sum(request.state is RequestState.WAITING_GRAMMAR for request in requests.all())
     _ensure(compiling_now == requests.num_compiling, "a request is over and still counts as compiling")
     waking_now = sum(request.state is RequestState.WAITING_KV for request in requests.all())
@@ -131,7 +133,7 @@ def _check_sessions(engine: Engine) -> None:
 def _check_plans(engine: Engine) -> None:
     pool = engine.core.kv.pool
     for plan in engine.uncommitted:
-        for item in plan.items:
+        for item in plan.each():
             last = (item.start + item.count - 1) // engine.settings.page_size
             for page in item.page_table[: last + 1]:
                 _ensure(not pool.is_free(page), f"page {page} is free and plan {plan.number} names it")

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from actors.engine.aborts import Aborts
 from actors.engine.core import Core
-from actors.engine.planner import Planner
+from actors.engine.preemption import Preemption
 from actors.messages import Pause, PauseMode, Reason, Reply, Resume
 
 
 class Pausing:
-    def __init__(self, core: Core, aborts: Aborts, planner: Planner) -> None:
+    def __init__(self, core: Core, aborts: Aborts, preemption: Preemption) -> None:
         self._core = core
         self._aborts = aborts
-        self._planner = planner
+        self._preemption = preemption
         self._asks: list[int] = []
 
     def pause(self, message: Pause, now: float) -> None:
@@ -27,7 +27,7 @@ class Pausing:
             self._aborts.abort_everything(Reason.CLIENT_ABORT, now)
         elif message.mode is PauseMode.RETRACT:
             for request in self._core.requests.running():
-                self._planner.want_out(request)
+                self._preemption.want_out(request)
 
     def resume(self, message: Resume) -> None:
         """Also answers those who still wait for the pause to be complete."""
@@ -39,7 +39,7 @@ class Pausing:
         """Requests that no step under way names give back what they are to give back; once no step is, it is said."""
         if not self._core.paused:
             return
-        self._planner.preempt_wanted(now)
+        self._preemption.leave(now)
         if not uncommitted:
             self._answer()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from actors.messages import SamplingParams, TokenLogprobs
@@ -12,6 +12,8 @@ NULL_PAGE = 0
 DUMP_PAGE = 1
 """Page that padding writes to."""
 NUM_RESERVED_PAGES = 2
+PENDING = -1
+"""In place of a token that the step launched just before samples."""
 
 
 @dataclass(slots=True)
@@ -49,15 +51,59 @@ class PlanItem:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """What stays the same of a request from one decode to the next. `page_table` grows at its end as the request does:
+    a runner reads it while it is in `launch`. The other fields are those of `PlanItem`."""
+
+    uid: int
+    page_table: Sequence[int]
+    sampling: SamplingParams
+    prompt_len: int
+
+    def item(self, start: int, token: int = PENDING) -> PlanItem:
+        """This request's part of a step by itself."""
+        pending = token == PENDING
+        tokens = () if pending else (token,)
+        index = start + 1 - self.prompt_len
+        return PlanItem(
+            self.uid, start, 1, tokens, self.page_table, True, pending, self.sampling, index, self.prompt_len
+        )
+
+
+@dataclass(slots=True)
+class Decodes:
+    """Requests that compute one position each, sample from it, and need nothing else, as columns of equal length.
+
+    `starts`: the position. `tokens`: the id there, or PENDING. Filled once, by who plans."""
+
+    rows: list[DecodeRow] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def items(self) -> Iterator[PlanItem]:
+        return map(DecodeRow.item, self.rows, self.starts, self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step's work. `number` counts plans of this engine from 1. Items of decodes come first."""
+    """One step's work: `decodes`, then `items`, each request in one of them. `number` counts plans of this engine from
+    1. Items that are decodes come before prefill chunks."""
 
     number: int
     items: tuple[PlanItem, ...]
+    decodes: Decodes = field(default_factory=Decodes)
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.count for item in self.items)
+        return len(self.decodes) + sum(item.count for item in self.items)
+
+    def each(self) -> Iterator[PlanItem]:
+        """All requests alike, for who would rather not tell them apart: an object for each."""
+        yield from self.decodes.items()
+        yield from self.items
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from actors.engine import scoring
 from actors.engine.clocks import Clock
 from actors.engine.core import Core
 from actors.engine.hibernation import Hibernation
-from actors.engine.plan import PlanItem, StepPlan
-from actors.engine.policy import share_prefill, victim
+from actors.engine.plan import PENDING, DecodeRow, Decodes, PlanItem, StepPlan
+from actors.engine.policy import share_prefill
+from actors.engine.preemption import Preemption
 from actors.engine.request import Request, RequestState
 from actors.engine.settings import bounded
 
 WAITING = RequestState.WAITING
-IN_BATCH = (RequestState.PREFILL, RequestState.DECODE)
 MAX_SCORED = 256
 """Tokens of prompts that are scored in one step: each takes a row of logits as wide as the vocabulary."""
 MAX_LOOKED_UP = 32
@@ -24,48 +24,75 @@ steps."""
 
 
 class Planner:
-    """Admits, preempts and composes. A plan item is added whole or not at all."""
+    """Admits and composes. A plan item is added whole or not at all."""
 
-    def __init__(self, core: Core, hibernation: Hibernation) -> None:
+    def __init__(self, core: Core, hibernation: Hibernation, preemption: Preemption) -> None:
         self._core = core
         self._hibernation = hibernation
+        self._preemption = preemption
         self._number = 0
-        self._leaving: list[Request] = []
-        """Those with `preempt_wanted`: few, so that nobody has to look for them in the batch."""
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when there is nothing that could be computed now."""
-        self.preempt_wanted(now)
-        items: list[PlanItem] = []
+        self._preemption.leave(now)
+        decodes, items = Decodes(), list[PlanItem]()
         budget = self._core.settings.max_step_tokens
-        begun = self._add_decodes(items, budget, now)
-        budget -= len(items)
+        begun = self._add_decodes(decodes, items, budget, now)
+        budget -= len(decodes) + len(items)
         if budget > 0:
             self._add_prefills(items, self._admit(begun, budget, now), budget, now)
-        if not items:
+        if not decodes and not items:
             return None
         self._number += 1
-        return StepPlan(self._number, tuple(items))
+        return StepPlan(self._number, tuple(items), decodes)
 
     # -- decodes and prefills --------------------------------------------------------------------------------------
 
-    def _add_decodes(self, items: list[PlanItem], budget: int, now: float) -> list[Request]:
+    def _add_decodes(self, decodes: Decodes, items: list[PlanItem], budget: int, now: float) -> list[Request]:
         """One position for each request that has one, as far as `budget` goes. Returns those that have more: they are
         in the midst of their prompts.
 
-        This is what a step costs for each request of the batch, so it asks no more than it must."""
+        This is what a step costs for each request of the batch: who decodes is asked nothing, until `decodes_until`."""
         begun: list[Request] = []
-        grow = self._core.kv.grow
+        add_row, add_start, add_token = decodes.rows.append, decodes.starts.append, decodes.tokens.append
         for request in self._core.requests.running():
-            ready = self._ready(request)
-            if ready > 1:
-                begun.append(request)
-                continue
-            if not ready or request.preempt_wanted or request.state is WAITING or len(items) >= budget:
-                continue
-            if grow(request.uid, request.planned + 1) or self._make_room(request, 1, now):
-                items.append(self._item(request, 1, now))
+            if not budget:
+                break
+            start = request.planned
+            if start >= request.decodes_until:
+                ready = self._ready(request)
+                if ready > 1:
+                    begun.append(request)
+                    continue
+                if not ready or request.preempt_wanted or request.state is WAITING:
+                    continue
+                if not self._preemption.make_room(request, 1, now):
+                    continue
+                if not self._decodes_on(request):
+                    items.append(self._item(request, 1, now))
+                    budget -= 1
+                    continue
+            budget -= 1
+            inflight = request.inflight
+            request.planned = start + 1
+            request.inflight = inflight + 1
+            add_row(request.row)
+            add_start(start)
+            add_token(PENDING if inflight else request.tokens[start])
         return [request for request in begun if request.state is not WAITING]
+
+    def _decodes_on(self, request: Request) -> bool:
+        """Let a request decode for a while without being asked: to the end of its pages, or up to its last token.
+        False: each of its steps needs more than the columns of `Decodes` hold."""
+        if request.state is not RequestState.DECODE or request.grammar_asked or request.penalised:
+            return False
+        sampling, table = request.sampling, self._core.kv.table(request.uid)
+        if request.row.page_table is not table:
+            request.row = DecodeRow(request.uid, table, sampling, request.prompt_len)
+        last = request.prompt_len + request.max_tokens - 1
+        request.decodes_until = min(len(table) * self._core.settings.page_size, last)
+        request.plain = not request.followers and request.stops is None and sampling.logprobs is None
+        return True
 
     def _add_prefills(self, items: list[PlanItem], prompts: list[Request], budget: int, now: float) -> None:
         if not prompts:
@@ -73,7 +100,7 @@ class Planner:
         grants = share_prefill([self._ready(request) for request in prompts], budget)
         for request, count in zip(prompts, self._scorable(prompts, grants), strict=True):
             in_batch = request.state is not WAITING
-            if count and in_batch and not request.preempt_wanted and self._make_room(request, count, now):
+            if count and in_batch and not request.preempt_wanted and self._preemption.make_room(request, count, now):
                 items.append(self._item(request, count, now))
 
     def _scorable(self, prompts: list[Request], grants: list[int]) -> list[int]:
@@ -122,20 +149,15 @@ class Planner:
         self._count(request, start, end)
         request.planned = end
         request.inflight += 1
-        request.pending_samples += samples
         if request.first_forward_at is None:
             self._first_forward(request, now)
         return item
 
     def _count(self, request: Request, start: int, end: int) -> None:
         """Each position counts as new once; what a preemption makes be computed again has a counter of its own."""
-        if request.furthest == start >= request.prompt_len:
-            request.furthest = end
-            return
         first_new = max(start, min(end, request.furthest))
         self._core.totals.recomputed_tokens += first_new - start
         self._core.totals.prefill_tokens += max(0, min(end, request.prompt_len) - first_new)
-        request.furthest = max(request.furthest, end)
 
     def _first_forward(self, request: Request, now: float) -> None:
         request.first_forward_at = now
@@ -225,57 +247,3 @@ class Planner:
         """Pages a request will probably need besides those it has."""
         kv = self._core.kv
         return max(0, kv.pages_for(self._core.forecast.total_tokens(request)) - len(kv.table(request.uid)))
-
-    # -- memory ----------------------------------------------------------------------------------------------------
-
-    def _make_room(self, request: Request, count: int, now: float) -> bool:
-        """Pages for `count` more positions, at the cost of others if need be. False: not in this step."""
-        kv = self._core.kv
-        while not kv.grow(request.uid, request.planned + count):
-            loser = victim(r for r in self._core.requests.running() if not r.preempt_wanted)
-            if loser is None:
-                return False
-            if loser is request and self._core.requests.num_running == 1:
-                if kv.transfers:
-                    return False  # Their pages come back in a moment.
-                # Alone, and it was promised to fit (rule K5): what is missing is its own session's old slot.
-                if request.turn is None or not kv.drop_slot(request.turn.session.uid):
-                    return False
-                continue
-            if loser.inflight:
-                self.want_out(loser)
-                return False
-            self._preempt(loser, now)
-            if loser is request:
-                return False
-        return True
-
-    def want_out(self, request: Request) -> None:
-        """Have a request leave the batch as soon as no step under way names it."""
-        request.preempt_wanted = True
-        self._leaving.append(request)
-
-    def preempt_wanted(self, now: float) -> None:
-        """Take those out of the batch that are to leave it, if no step under way names them any more."""
-        if not self._leaving:
-            return
-        leaving, self._leaving = self._leaving, []
-        for request in leaving:
-            if request.state not in IN_BATCH:
-                continue  # It has ended meanwhile.
-            if request.inflight:
-                self._leaving.append(request)
-            else:
-                self._preempt(request, now)
-
-    def _preempt(self, request: Request, now: float) -> None:
-        """Take a request out of the batch: it keeps its tokens and its lease, and gives back its pages (rule K4)."""
-        self._core.kv.release(request.uid)
-        self._core.requests.requeue(request)
-        request.preempt_wanted = False
-        request.preemptions += 1
-        request.computed = request.planned = 0
-        self._core.totals.preemptions += 1
-        if not self._core.paused:  # Else it was not for want of pages.
-            self._core.forecast.preempted()
-        request.move(RequestState.WAITING, "preempted", now)

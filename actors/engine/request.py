@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from actors.engine.context import Context
 from actors.engine.kv.keys import PrefixKeys
+from actors.engine.plan import DecodeRow
 from actors.messages import Outcome, PromptScore, Reason, SamplingParams, Stage, Submit, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 NO_KEYS = PrefixKeys(b"", (), 1)
 """Of a request that has no prompt yet."""
+NO_ROW = DecodeRow(-1, (), SamplingParams(), 0)
+"""Of a request that has not decoded yet."""
 
 
 Order = tuple[int, float, int]
@@ -127,7 +130,6 @@ class Request:
     max_tokens: int = 0
     computed: int = 0
     planned: int = 0
-    pending_samples: int = 0
     inflight: int = 0
     """Uncommitted plans that name this request. Only `plan` raises it, only `commit` lowers it."""
     cached_tokens: int | None = None
@@ -135,7 +137,7 @@ class Request:
     first_forward_at: float | None = None
     preemptions: int = 0
     furthest: int = 0
-    """One past the last position that a plan ever covered, in spite of preemptions."""
+    """One past the last position that had been planned when it was preempted."""
     preempt_wanted: bool = False
     verdict: Verdict | None = None
     turn: Turn | None = None
@@ -147,6 +149,15 @@ class Request:
     """Its place among the requests of other tenants (rule P7); 0 without weights."""
     keys: PrefixKeys = NO_KEYS
     stops: StopStrings | None = None
+    ends: frozenset[int] = frozenset()
+    """Tokens that end it: EOS, unless that is to be ignored, and its own stop tokens."""
+    row: DecodeRow = NO_ROW
+    """Its part of a step, as long as it decodes. Only the planner sets it and the two below to anything but nothing."""
+    decodes_until: int = 0
+    """Positions below this one may be planned one after the other without asking anything: there are pages for them,
+    and more tokens are wanted. 0: ask."""
+    plain: bool = False
+    """It decodes, and a token of it only has to be appended, told to one listener, and looked for in `ends`."""
     grammar_asked: bool = False
     """The shell was asked to compile its grammar, and has to be told when the request is over."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -202,6 +213,12 @@ class Request:
         return self.tokens[self.prompt_len :]
 
     @property
+    def pending_samples(self) -> int:
+        """Tokens that steps in flight will choose. The last position planned chooses one, and then the next position
+        is planned: so these are as many as are planned beyond the known ones."""
+        return max(0, self.planned + 1 - len(self.tokens)) if self.max_tokens else 0
+
+    @property
     def remaining(self) -> int:
         """Positions that could be computed in the next step."""
         return len(self.tokens) + self.pending_samples - self.planned
@@ -238,3 +255,8 @@ class Request:
         if to not in TRANSITIONS[self.state]:
             raise IllegalTransition(f"request {self.submit.rid!r} (uid {self.uid}):\n  " + "\n  ".join(self.story))
         self.state = to
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """Something has changed: the planner has to look at it before it goes on decoding."""
+        self.decodes_until, self.plain = 0, False

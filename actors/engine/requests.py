@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from actors.engine.request import Order, Request, RequestState, scope_of
 from actors.messages import Submit
@@ -19,10 +19,10 @@ class RequestTable:
         self._by_uid: dict[int, Request] = {}
         self._by_key: dict[str, Request] = {}
         self._by_rid: dict[tuple[str, str], list[Request]] = {}
-        self._waiting: list[tuple[Order, Request]] = []
+        self._waiting: list[Request] = []
         self._waiting_since: dict[int, float] = {}
         """When those in the queue arrived, in the order in which they came into it."""
-        self._running: list[tuple[Order, Request]] = []
+        self._running: list[Request] = []
         self._compiling: set[int] = set()
         self._waking: set[int] = set()
 
@@ -37,6 +37,10 @@ class RequestTable:
 
     def by_uid(self, uid: int) -> Request | None:
         return self._by_uid.get(uid)
+
+    def by_uids(self, uids: Iterable[int]) -> list[Request]:
+        """Those of a plan, which names none that is gone. Raises KeyError."""
+        return list(map(self._by_uid.__getitem__, uids))
 
     def by_key(self, key: str) -> Request | None:
         return self._by_key.get(key)
@@ -100,14 +104,14 @@ class RequestTable:
         return next(iter(self._waiting_since.values()), None)
 
     def waiting(self) -> list[Request]:
-        return [request for _, request in self._waiting]
+        return list(self._waiting)
 
     def nth_waiting(self, place: int) -> Request | None:
         """Who is at this place of the queue, from 0; None beyond its end."""
-        return self._waiting[place][1] if place < len(self._waiting) else None
+        return self._waiting[place] if place < len(self._waiting) else None
 
     def running(self) -> list[Request]:
-        return [request for _, request in self._running]
+        return list(self._running)
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self.all())
@@ -133,15 +137,15 @@ class RequestTable:
         self._waking.remove(request.uid)
 
     def enqueue(self, request: Request) -> None:
-        insort(self._waiting, (request.order, request))
+        insort(self._waiting, request, key=_order)
         self._waiting_since[request.uid] = request.arrived_at
 
     def start(self, request: Request) -> None:
         self._leave_queue(request)
-        insort(self._running, (request.order, request))
+        insort(self._running, request, key=_order)
 
     def requeue(self, request: Request) -> None:
-        self._remove(self._running, request)
+        self._leave_batch(request)
         self.enqueue(request)
 
     def leave_queues(self, request: Request) -> None:
@@ -153,7 +157,7 @@ class RequestTable:
         elif request.state is RequestState.WAITING:
             self._leave_queue(request)
         elif request.state in (RequestState.PREFILL, RequestState.DECODE):
-            self._remove(self._running, request)
+            self._leave_batch(request)
 
     def answered(self, request: Request) -> None:
         """Its terminal event is out: its names can be used again."""
@@ -171,12 +175,19 @@ class RequestTable:
         del self._by_uid[request.uid]
 
     def _leave_queue(self, request: Request) -> None:
-        self._remove(self._waiting, request)
+        del self._waiting[_place(self._waiting, request)]
         del self._waiting_since[request.uid]
 
-    @staticmethod
-    def _remove(queue: list[tuple[Order, Request]], request: Request) -> None:
-        index = bisect_left(queue, request.order, key=lambda entry: entry[0])
-        if index == len(queue) or queue[index][1] is not request:
-            raise AssertionError(f"request {request.submit.rid!r} is not in the queue its state says")
-        del queue[index]
+    def _leave_batch(self, request: Request) -> None:
+        del self._running[_place(self._running, request)]
+
+
+def _order(request: Request) -> Order:
+    return request.order
+
+
+def _place(queue: list[Request], request: Request) -> int:
+    index = bisect_left(queue, request.order, key=_order)
+    if index == len(queue) or queue[index] is not request:
+        raise AssertionError(f"request {request.submit.rid!r} is not in the queue its state says")
+    return index

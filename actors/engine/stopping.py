@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actors.engine.request import Request, Verdict
 from actors.engine.settings import EngineSettings
-from actors.messages import Outcome
+from actors.messages import Outcome, SamplingParams
 
 
 def judge(request: Request, token: int, settings: EngineSettings) -> Verdict | None:
@@ -14,11 +14,14 @@ def judge(request: Request, token: int, settings: EngineSettings) -> Verdict | N
         matched = request.stops.push(settings.vocab_bytes[token])
         if matched is not None and num_output >= sampling.min_tokens:
             return Verdict(Outcome.STOP, matched=matched)
-    if num_output >= sampling.min_tokens:
-        if token in sampling.stop_token_ids:
-            return Verdict(Outcome.STOP)
-        if not sampling.ignore_eos and token in settings.eos_ids:
-            return Verdict(Outcome.STOP)
+    if num_output >= sampling.min_tokens and token in request.ends:
+        return Verdict(Outcome.STOP)
     if num_output >= request.max_tokens:
         return Verdict(Outcome.LENGTH)
     return None
+
+
+def end_tokens(sampling: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
+    """What `Request.ends` is for a request."""
+    mine = frozenset() if sampling.ignore_eos else eos_ids
+    return mine.union(sampling.stop_token_ids) if sampling.stop_token_ids else mine

@@ -35,7 +35,9 @@ from actors.messages.events import (
     Event,
     Finished,
     Reply,
+    StepTokens,
     Tokens,
+    singly,
 )
 from actors.messages.requests import (
     Abort,
@@ -94,10 +96,12 @@ __all__ = [
     "SessionRolledBack",
     "Shutdown",
     "Stage",
+    "StepTokens",
     "Submit",
     "ToWorker",
     "TokenIds",
     "TokenLogprobs",
     "Tokens",
     "TurnOf",
+    "singly",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from actors.messages.words import Outcome, PromptScore, Reason, Stage, TokenIds, TokenLogprobs
@@ -28,6 +29,22 @@ class Tokens:
     prompt: bytes = b""
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_scores: tuple[PromptScore, ...] = ()
+
+
+@dataclass(slots=True)
+class StepTokens:
+    """One more token of each of many requests of an ingress, as columns: what a step's decodes have chosen. Within a
+    worker only: what leaves it are `Tokens`."""
+
+    ingress: str
+    keys: list[str] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+
+    def each(self) -> Iterator[Tokens]:
+        """The same as an event per request."""
+        for key, index, token in zip(self.keys, self.indexes, self.ids, strict=True):
+            yield Tokens(self.ingress, key, index, (token,))
 
 
 CANNOT_RESUME = "on_worker_lost"
@@ -67,4 +84,13 @@ class Reply:
     value: object = field(default=None)
 
 
-Event = Tokens | Finished | Reply
+Event = Tokens | StepTokens | Finished | Reply
+
+
+def singly(outputs: Iterable[object]) -> Iterator[object]:
+    """What an engine has put out, each token told by itself."""
+    for output in outputs:
+        if type(output) is StepTokens:
+            yield from output.each()
+        else:
+            yield output

@@ -62,7 +62,7 @@ class ScriptRunner:
     def launch(self, plan: StepPlan) -> ScriptHandle:
         sampled: dict[int, int] = {}
         failed: dict[int, str] = {}
-        for item in plan.items:
+        for item in plan.each():
             message = self._fails(item.uid, item.output_index)
             if message is not None:
                 failed[item.uid] = message

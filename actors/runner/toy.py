@@ -106,15 +106,16 @@ class ToyRunner:
         return self._matchers
 
     def launch(self, plan: StepPlan) -> ToyHandle:
+        items = tuple(plan.each())
         if self.keep_log:
-            self.step_log.append(tuple(item.uid for item in plan.items))
+            self.step_log.append(tuple(item.uid for item in items))
         sampled: dict[int, int] = {}
         dead_ends: dict[int, str] = {}
         logprobs: dict[int, TokenLogprobs] = {}
         with self._kv_lock:
-            for item in plan.items:
+            for item in items:
                 self._write(item)
-            for item in plan.items:
+            for item in items:
                 if item.samples:
                     try:
                         sampled[item.uid] = token = self.choose(item)
@@ -123,7 +124,7 @@ class ToyRunner:
                             logprobs[item.uid] = toy_logprobs(token, sampling.logprobs or 0, sampling.logprob_ids)
                     except DeadEnd as error:
                         dead_ends[item.uid] = str(error)
-            scores = {item.uid: self._scores(item) for item in plan.items if item.scored}
+            scores = {item.uid: self._scores(item) for item in items if item.scored}
         # The next step may be launched already and name a request that met its dead end here.
         self._last = {**dict.fromkeys(dead_ends, 0), **sampled}
         now = self._clock()

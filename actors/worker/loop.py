@@ -16,7 +16,7 @@ from actors.engine.engine import Engine
 from actors.engine.invariants import check
 from actors.engine.plan import StepPlan
 from actors.engine.stats import EngineStats
-from actors.messages import Event, IngressLost, Tokens
+from actors.messages import Event, IngressLost, StepTokens, Tokens
 from actors.runner.base import ModelRunner, StepHandle
 from actors.worker.mailbox import Letter, Mailbox
 from actors.worker.outbox import Outbox
@@ -139,7 +139,7 @@ class Loop:
         events: list[Event] = []
         answered = False
         for output in outputs:
-            if type(output) is Tokens:
+            if type(output) is StepTokens or type(output) is Tokens:
                 events.append(output)
             elif isinstance(output, Event):
                 events.append(output)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from actors.messages import Event, Reply, Tokens
+from actors.messages import Event, Reply, StepTokens, TokenLogprobs, Tokens
 from actors.wire import encode_frame
 
 KEEP_LEASES = 20
@@ -69,7 +69,7 @@ class Outbox:
                     continue
                 peer = self._peer(event.ingress)
                 peer.events.append(event)
-                peer.urgent = peer.urgent or type(event) is not Tokens or not event.index
+                peer.urgent = peer.urgent or _urgent(event)
                 if peer.wake is not None and (peer.urgent or not peer.patient):
                     woken.append(peer.wake)
                     peer.wake = None
@@ -163,24 +163,64 @@ class Outbox:
         return peer
 
 
-def gathered(events: Sequence[Event]) -> list[Event]:
+def _urgent(event: Event) -> bool:
+    """Whether it is more than tokens of streams that have begun."""
+    return type(event) is not StepTokens and (type(event) is not Tokens or not event.index)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Tokens of one attempt that follow one another: one event to be. `next`: the index of the one after them."""
+
+    first: Tokens
+    ids: list[int]
+    logprobs: list[TokenLogprobs]
+    next: int
+
+    def event(self) -> Tokens:
+        first = self.first
+        return Tokens(
+            first.ingress,
+            first.key,
+            first.index,
+            tuple(self.ids),
+            first.prompt,
+            tuple(self.logprobs),
+            first.prompt_scores,
+        )
+
+
+def gathered(events: Iterable[Event]) -> list[Event]:
     """The same events, those tokens that follow one another in one attempt being one event."""
-    told: list[Event] = []
-    places: dict[str, int] = {}
+    told: list[Event | _Run] = []
+    runs: dict[str, _Run] = {}
     for event in events:
-        if type(event) is Tokens:
-            place = places.get(event.key)
-            before = None if place is None else told[place]
-            if place is not None and type(before) is Tokens and _follows(before, event):
-                told[place] = replace(before, ids=before.ids + event.ids, logprobs=before.logprobs + event.logprobs)
-                continue
-            places[event.key] = len(told)
-        told.append(event)
-    return told
+        if type(event) is StepTokens:
+            for key, index, token in zip(event.keys, event.indexes, event.ids, strict=True):
+                run = runs.get(key)
+                if run is not None and run.next == index and not run.logprobs:
+                    run.ids.append(token)
+                    run.next += 1
+                else:
+                    run = runs[key] = _Run(Tokens(event.ingress, key, index, ()), [token], [], index + 1)
+                    told.append(run)
+        elif type(event) is Tokens:
+            run = runs.get(event.key)
+            if run is not None and _follows(run, event):
+                run.ids += event.ids
+                run.logprobs += event.logprobs
+                run.next += len(event.ids)
+            else:
+                after = event.index + len(event.ids)
+                run = runs[event.key] = _Run(event, list(event.ids), list(event.logprobs), after)
+                told.append(run)
+        else:
+            told.append(event)
+    return [one.event() if isinstance(one, _Run) else one for one in told]
 
 
-def _follows(before: Tokens, event: Tokens) -> bool:
-    """Whether two events can be told as one: log probabilities are those of the last ids, without a gap."""
-    if event.index != before.index + len(before.ids) or event.prompt or event.prompt_scores:
+def _follows(run: _Run, event: Tokens) -> bool:
+    """Whether an event can be told with those before it: log probabilities are those of the last ids, without a gap."""
+    if event.index != run.next or event.prompt or event.prompt_scores:
         return False
-    return not before.logprobs or len(event.logprobs) == len(event.ids)
+    return not run.logprobs or len(event.logprobs) == len(event.ids)

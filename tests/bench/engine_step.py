@@ -158,7 +158,7 @@ class Bench:
 
 
 def made_up(plan: StepPlan) -> StepResult:
-    return StepResult(sampled={item.uid: 7 for item in plan.items if item.samples})
+    return StepResult(sampled={item.uid: 7 for item in plan.each() if item.samples})
 
 
 def measure(load: Load, steps: int) -> Times:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from actors.engine.core import Output
 from actors.engine.engine import Engine
 from actors.engine.plan import StepPlan
-from actors.messages import Finished, Outcome, SamplingParams, Submit, Tokens
+from actors.messages import Finished, Outcome, SamplingParams, Submit, Tokens, singly
 from actors.runner.base import ModelRunner, StepHandle
 from actors.worker.build import build_runner
 from actors.worker.shell import engine_settings
@@ -89,7 +89,7 @@ class InProcess:
 
     def _hear(self, outputs: list[Output]) -> None:
         now = time.perf_counter()
-        for output in outputs:
+        for output in singly(outputs):
             if isinstance(output, Tokens):
                 heard = self._heard[output.key]
                 heard.ids.extend(output.ids)

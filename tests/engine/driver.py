@@ -52,6 +52,7 @@ from actors.messages import (
     TokenLogprobs,
     Tokens,
     TurnOf,
+    singly,
 )
 from actors.records import SessionRecord, TurnRecord
 from actors.runner.base import ModelRunner, StepHandle
@@ -354,7 +355,7 @@ class Driver:
 
     def _hear(self, outputs: list[Output]) -> None:
         check(self.engine)
-        for output in outputs:
+        for output in singly(outputs):
             match output:
                 case Tokens():
                     told = self.told[output.key]

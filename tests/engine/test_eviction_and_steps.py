@@ -300,3 +300,24 @@ def test_turn_that_asks_for_more_than_its_session_may_hold_is_refused(depth: int
     told = driver.turn("r2", A, max_tokens=20)
     driver.run()
     assert told.ids == expected(A, 20)
+
+
+def test_who_is_to_leave_the_batch_is_planned_no_more() -> None:
+    """K4: its pages are wanted while a step in flight names it: it leaves when that one commits, in the midst of a page
+    of its own."""
+    driver = Driver(depth=1, page_size=16, kv_tokens=64, max_running=2)
+    driver.submit("a", prompt_of(1, 14), max_tokens=40)
+    driver.submit("b", prompt_of(2, 6), max_tokens=40)
+    b = driver.engine.core.requests.by_key("b")
+    for _ in range(40):
+        driver.step()
+        if b.preempt_wanted:
+            break
+    assert b.preempt_wanted
+    assert b.planned % 16, "it was found in the midst of a page"
+    plan = driver.launch()
+    assert plan is not None
+    assert b.uid not in {item.uid for item in plan.each()}
+    driver.run()
+    assert driver.engine.snapshot().preemptions > 0
+    assert driver.told["b"].ids == expected(prompt_of(2, 6), 40)

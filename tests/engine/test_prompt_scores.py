@@ -113,7 +113,7 @@ def test_scoring_takes_pages_of_its_own(depth: int) -> None:
     driver.turn("k2", [1, 2, 3], rid="r2", sampling=asking(10))
     plan = driver.launch()
     assert plan is not None
-    written = {item.page_table[at // 4] for item in plan.items for at in range(item.start, item.start + item.count)}
+    written = {item.page_table[at // 4] for item in plan.each() for at in range(item.start, item.start + item.count)}
     assert not written & set(slot.pages)
     driver.run()
 
@@ -206,7 +206,7 @@ def test_a_step_scores_no_more_than_there_is_room_for(depth: int, monkeypatch: p
     launch = driver.runner.launch
 
     def counted(plan: StepPlan) -> StepHandle:
-        rows.append(sum(len(item.scored) for item in plan.items))
+        rows.append(sum(len(item.scored) for item in plan.each()))
         return launch(plan)
 
     monkeypatch.setattr(driver.runner, "launch", counted)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.engine.plan import PlanItem, StepPlan
+from actors.engine.plan import PENDING, DecodeRow, Decodes, PlanItem, StepPlan
 from actors.messages import Outcome, Reason, SamplingParams
 from actors.model.errors import ModelUnusable
 from actors.runner.torch import choose as choose_module
@@ -100,6 +100,26 @@ def test_a_plan_at_odds_with_itself_is_an_error(tokens: list[int], pages: list[i
     item = PlanItem(1, 0, count, tokens, pages, True, pending, SamplingParams(), 0, 5)
     with pytest.raises(ValueError, match="request 1"):
         build_inputs(StepPlan(1, (item,)), 4)
+
+
+def test_decodes_in_columns_are_the_step_that_they_are_one_by_one() -> None:
+    """A runner computes the same of `StepPlan.decodes` as of an item for each, beside items of its own."""
+    rows = [DecodeRow(uid, [uid, uid + 1], SamplingParams(seed=uid), 3) for uid in (2, 4, 6)]
+    decodes = Decodes(rows, [5, 3, 7], [11, PENDING, 12])
+    chunk = PlanItem(8, 2, 3, [1, 2, 3], [8, 9], True, False, SamplingParams(), 0, 5)
+    alone = PlanItem(9, 6, 1, [], [10, 11], True, True, SamplingParams(), 4, 3, [7] * 6)
+    plan = StepPlan(1, (alone, chunk), decodes)
+    columns, one_by_one = build_inputs(plan, 4), build_inputs(StepPlan(1, tuple(plan.each())), 4)
+    for name in ("tokens", "positions", "wanted"):
+        assert torch.equal(getattr(columns, name), getattr(one_by_one, name)), name
+    assert torch.equal(columns.batch.page_table, one_by_one.batch.page_table)
+    assert torch.equal(columns.batch.slots, one_by_one.batch.slots)
+    for name in ("uids", "pending", "samples", "scored"):
+        assert getattr(columns, name) == getattr(one_by_one, name), name
+    assert (columns.batch.q_lens, columns.batch.num_decode) == ([1, 1, 1, 1, 3], 4)
+    short = StepPlan(1, (), Decodes([DecodeRow(1, [2], SamplingParams(), 1)], [4], [5]))
+    with pytest.raises(ValueError, match="request 1"):
+        build_inputs(short, 4)
 
 
 def test_a_pending_token_that_nobody_sampled_fails_its_request_only(saved: Saved) -> None:

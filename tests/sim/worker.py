@@ -17,7 +17,7 @@ from actors.engine.engine import Engine
 from actors.engine.invariants import check
 from actors.engine.request import RequestState
 from actors.engine.settings import EngineSettings
-from actors.messages import Event, Reply, Submit, Tokens
+from actors.messages import Event, Reply, Submit, Tokens, singly
 from actors.runner.toy import ToyRunner
 from actors.worker.loop import LEASE_LOOK_S, Loop
 from actors.worker.mailbox import Mailbox
@@ -83,7 +83,7 @@ class WitnessedOutbox(Outbox):
 
     def publish(self, events: Iterable[Event]) -> None:
         events = list(events)
-        for event in events:
+        for event in singly(events):
             if isinstance(event, Reply):
                 continue
             assert event.key not in self.ended, f"{event.key} has ended, and now {event}"

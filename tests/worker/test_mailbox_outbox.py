@@ -8,7 +8,18 @@ import time
 
 import pytest
 
-from actors.messages import Event, Finished, IngressLost, Outcome, Reply, SamplingParams, Submit, Tokens
+from actors.messages import (
+    Event,
+    Finished,
+    IngressLost,
+    Outcome,
+    Reply,
+    SamplingParams,
+    StepTokens,
+    Submit,
+    Tokens,
+    singly,
+)
 from actors.runner.toy import ToyRunner
 from actors.wire import decode_frame
 from actors.worker.mailbox import Mailbox
@@ -112,6 +123,22 @@ def test_tokens_of_one_attempt_are_one_event_of_a_frame() -> None:
         1,
         [Tokens(ingress="i", key="k", index=4, ids=(4, 5, 6)), other, end],
     )
+
+
+def test_tokens_of_a_whole_step_join_those_of_their_attempts() -> None:
+    """design.md: columns within the worker, an event for each attempt in a frame; a gap stays a gap (rule E1)."""
+    first = tokens(4)
+    steps = [
+        StepTokens("i", ["k", "other"], [5, 7], [5, 70]),
+        StepTokens("i", ["other", "k", "late"], [8, 7, 3], [71, 7, 3]),
+    ]
+    assert gathered([first, *steps]) == [
+        Tokens(ingress="i", key="k", index=4, ids=(4, 5)),
+        Tokens(ingress="i", key="other", index=7, ids=(70, 71)),
+        Tokens(ingress="i", key="k", index=7, ids=(7,)),
+        Tokens(ingress="i", key="late", index=3, ids=(3,)),
+    ]
+    assert [*singly([first, *steps[:1]])] == [first, tokens(5), Tokens(ingress="i", key="other", index=7, ids=(70,))]
 
 
 def scored(index: int, *, told: bool, prompt: bytes = b"") -> Tokens:

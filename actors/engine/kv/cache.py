@@ -122,10 +122,11 @@ class KVCache:
         missing = -(-num_tokens // self.page_size) - len(table.pages)
         if missing <= 0:
             return True
-        if not self._evict(missing):
+        pool = self.pool
+        if pool.available < missing and not self._evict(missing):
             return False
         for _ in range(missing):
-            page = self.pool.take()
+            page = pool.take()
             if page is None:
                 raise AssertionError("the pool promised a page that it does not have")
             table.pages.append(page)

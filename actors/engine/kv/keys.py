@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
+from functools import cache
 
 
 class PrefixKeys:
@@ -14,22 +15,22 @@ class PrefixKeys:
     unless `cut` is told.
     """
 
-    __slots__ = ("_keys", "_page_size", "root", "tokens")
+    __slots__ = ("_keys", "_pack", "_page_size", "root", "tokens")
 
     def __init__(self, root: bytes, tokens: Sequence[int], page_size: int) -> None:
         self.root = root
         self.tokens = tokens
         self._page_size = page_size
+        self._pack = _packer(page_size)
         self._keys: list[bytes] = []
 
     def __getitem__(self, page: int) -> bytes:
         """Key of page `page`, all of whose tokens are known."""
-        while len(self._keys) <= page:
-            start = len(self._keys) * self._page_size
-            content = array("i", self.tokens[start : start + self._page_size]).tobytes()
-            before = self._keys[-1] if self._keys else self.root
-            self._keys.append(hashlib.blake2b(before + content, digest_size=16).digest())
-        return self._keys[page]
+        keys, size = self._keys, self._page_size
+        for start in range(len(keys) * size, (page + 1) * size, size):
+            content = self._pack(*self.tokens[start : start + size])
+            keys.append(hashlib.blake2b((keys[-1] if keys else self.root) + content, digest_size=16).digest())
+        return keys[page]
 
     def first(self, num_pages: int) -> list[bytes]:
         """Keys of the first `num_pages` pages."""
@@ -79,3 +80,9 @@ def namespace_root(tenant: str, salt: str, *, shared: bool) -> bytes:
     scope = "" if shared else tenant
     named = f"{len(scope)}:{scope}{salt}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(named, digest_size=16).digest()
+
+
+@cache
+def _packer(page_size: int) -> Callable[..., bytes]:
+    """A page's token ids as int32."""
+    return struct.Struct(f"={page_size}i").pack

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from actors.engine.plan import NULL_PAGE, PlanItem, StepPlan
+from actors.engine.plan import NULL_PAGE, PENDING, DecodeRow, Decodes, PlanItem, StepPlan
 from actors.messages import SamplingParams
 from kernels.attention import AttnBatch
 
@@ -88,25 +89,31 @@ class StepInputs:
 
 
 def build_inputs(plan: StepPlan, page_size: int) -> StepInputs:
-    """Decodes first, so that attention can treat them together. Raises ValueError for a plan at odds with itself."""
+    """Decodes first, so that attention can treat them together; a pending token is 0 as yet. Raises ValueError for a
+    plan at odds with itself."""
+    decodes = plan.decodes
+    for row, start in zip(decodes.rows, decodes.starts, strict=True):
+        _check_room(row, start + 1, page_size)
     for item in plan.items:
         _check(item, page_size)
     items = sorted(plan.items, key=lambda item: item.count > 1)
-    counts = np.array([item.count for item in items])
-    starts = np.array([item.start for item in items])
+    rows: list[DecodeRow | PlanItem] = [*decodes.rows, *items]
+    counts = np.array([1] * len(decodes) + [item.count for item in items])
+    starts = np.array(decodes.starts + [item.start for item in items])
     first = _first_of(counts)
-    page_table = _page_table(items, page_size)
+    page_table = _page_table(rows, starts + counts, page_size)
     positions, slots = places(counts, starts, page_table, page_size)
     tokens = np.zeros(int(counts.sum()), dtype=np.int64)
-    pending: list[tuple[int, int]] = []
-    for item, begin in zip(items, first, strict=True):
+    tokens[: len(decodes)] = np.maximum(decodes.tokens, 0)
+    pending = [(at, row.uid) for at, row in enumerate(decodes.rows) if decodes.tokens[at] == PENDING]
+    for item, begin in zip(items, first[len(decodes) :], strict=True):
         known = len(item.tokens)
         tokens[begin : begin + known] = item.tokens
         if item.pending:
             pending.append((int(begin) + known, item.uid))
-    sampling = [(index, item) for index, item in enumerate(items) if item.samples]
-    wanted = [int(first[index]) + item.count - 1 for index, item in sampling]
-    scored = [(index, item) for index, item in enumerate(items) if item.scored]
+    sampling = [(index, item) for index, item in enumerate(items, len(decodes)) if item.samples]
+    wanted = [*range(len(decodes)), *(int(first[index]) + item.count - 1 for index, item in sampling)]
+    scored = [(index, item) for index, item in enumerate(items, len(decodes)) if item.scored]
     for index, item in scored:
         begin = int(first[index]) + item.scored_at - item.start
         wanted += range(begin, begin + len(item.scored))
@@ -118,13 +125,13 @@ def build_inputs(plan: StepPlan, page_size: int) -> StepInputs:
         num_decode=int((counts == 1).sum()),
     )
     return StepInputs(
-        uids=[item.uid for item in items],
+        uids=[row.uid for row in rows],
         tokens=torch.from_numpy(tokens),
         positions=torch.from_numpy(positions),
         wanted=torch.tensor(wanted, dtype=torch.int64),
         batch=batch,
         pending=pending,
-        samples=[_sample_row(item) for _, item in sampling],
+        samples=[*_decode_samples(decodes), *(_sample_row(item) for _, item in sampling)],
         scored=[ScoredRows(item.uid, list(item.scored), item.sampling) for _, item in scored],
     )
 
@@ -147,19 +154,29 @@ def _check(item: PlanItem, page_size: int) -> None:
     known, end = len(item.tokens), item.start + item.count
     if item.count < 1 or known + item.pending != item.count:
         raise ValueError(f"request {item.uid}: {known} tokens for {item.count} positions, pending {item.pending}")
-    if len(item.page_table) * page_size < end:
-        raise ValueError(f"request {item.uid}: {len(item.page_table)} pages of {page_size} for {end} positions")
+    _check_room(item, end, page_size)
     if item.scored and not item.start <= item.scored_at <= end - len(item.scored):
         raise ValueError(f"request {item.uid}: position {item.scored_at} does not score {len(item.scored)} tokens")
 
 
-def _page_table(items: list[PlanItem], page_size: int) -> np.ndarray:
-    """int64 [num_rows, max_pages], NULL_PAGE where unused."""
-    used = [-(-(item.start + item.count) // page_size) for item in items]
-    table = np.full((len(items), max(used)), NULL_PAGE, dtype=np.int64)
-    for row, (item, num_pages) in enumerate(zip(items, used, strict=True)):
-        table[row, :num_pages] = item.page_table[:num_pages]
+def _check_room(row: DecodeRow | PlanItem, end: int, page_size: int) -> None:
+    if len(row.page_table) * page_size < end:
+        raise ValueError(f"request {row.uid}: {len(row.page_table)} pages of {page_size} for {end} positions")
+
+
+def _page_table(rows: list[DecodeRow | PlanItem], ends: np.ndarray, page_size: int) -> np.ndarray:
+    """int64 [num_rows, max_pages], NULL_PAGE where unused. `ends`: int64 [num_rows], one past each row's last
+    position."""
+    used = (-(-ends // page_size)).tolist()
+    table = np.full((len(rows), max(used)), NULL_PAGE, dtype=np.int64)
+    for at, (row, num_pages) in enumerate(zip(rows, used, strict=True)):
+        table[at, :num_pages] = row.page_table[:num_pages]
     return table
+
+
+def _decode_samples(decodes: Decodes) -> Iterator[SampleRow]:
+    for row, start, token in zip(decodes.rows, decodes.starts, decodes.tokens, strict=True):
+        yield SampleRow(row.uid, row.sampling, start + 1 - row.prompt_len, row.prompt_len, None, token == PENDING)
 
 
 def _sample_row(item: PlanItem) -> SampleRow:
