@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -46,28 +48,40 @@ def serve(config: RemoraConfig) -> int:
 
 def _run(config: RemoraConfig, signals: Signals) -> None:
     say(f"starting {config.workers.count} worker(s) of {model_name(config)} …")
-    from cluster import ray_cluster  # After the environment is set: Ray reads it when it is imported.
+    from cluster import ray_start  # After the environment is set: Ray reads it when it is imported.
 
-    cluster = ray_cluster.planned(config)
+    # While Ray's processes start; what goes wrong with it is told below, where it is imported again.
+    threading.Thread(target=_import_the_rest, name="import", daemon=True).start()
+    cluster = ray_start.planned(config)
     keep_logs = False
     try:
         if cluster.address is not None:
             check_address(cluster.address)
-        ray_cluster.connect(cluster)
+        ray_start.connect(cluster)
         signals.install()
+        from cluster import ray_cluster
+
+        ray_cluster.refuse_a_second(cluster)
         ray_cluster.deploy(cluster)
         rows = await_workers(config)
         say(ready_line(config, rows))
         threading.Event().wait()  # Until a signal raises Stop here.
-    except (StoreError, RuntimeError, ConnectionError, ValueError, ray_cluster.RayError) as error:
+    except (StoreError, RuntimeError, ConnectionError, ValueError, ray_start.RayError) as error:
         keep_logs = cluster.folder is not None
         where = f" (logs: {cluster.folder}/session_latest/logs)" if keep_logs else ""
         raise UsageError(f"{error}{where}") from error
     finally:
+        from cluster import ray_cluster
+
         signals.force = lambda: ray_cluster.sweep(cluster, grace_s=0.0)
         signals.install()
         say("stopping …")
         ray_cluster.stop(cluster, keep_logs=keep_logs)
+
+
+def _import_the_rest() -> None:
+    with contextlib.suppress(Exception):
+        importlib.import_module("cluster.ray_cluster")
 
 
 def check_port(host: str, port: int) -> None:

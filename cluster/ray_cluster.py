@@ -6,73 +6,46 @@ import asyncio
 import logging
 import os
 import shutil
-import tempfile
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve._private import client
 
 from actors.ports import WorkerGone
 from actors.records import SessionStore
-from cluster import processes
+from cluster import processes, ray_start
 from cluster.app import build_app, with_keys_of
-from cluster.environment import PACKAGES, code_root, is_checkout
 from cluster.http_edge import http_options
 from cluster.located import APP_NAME, with_store_file
 from cluster.ray_errors import cause_of
 from cluster.ray_runtime import RayRuntime
+from cluster.ray_start import Cluster, planned
 from cluster.ray_store import end_actors, open_remote_store
 from cluster.release import release_of
 from cluster.worker_names import new_worker_id
 from configs import RemoraConfig
 
+__all__ = ["Cluster", "connect", "deploy", "planned", "pool_status", "refuse_a_second", "start_ahead", "stop", "sweep"]
+
 logger = logging.getLogger("remora.cluster")
 
-OBJECT_STORE_BYTES = 128 * 2**20
-"""Nothing large passes through Ray's object store."""
 SHUTDOWN_S = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """`address`: the cluster to join; None to start one, which keeps its sockets and logs in `folder`."""
-
-    config: RemoraConfig
-    address: str | None
-    folder: Path | None
-
-
-def planned(config: RemoraConfig) -> Cluster:
-    """Join the cluster that RAY_ADDRESS names, else start one on this machine that ends with this process."""
-    address = os.environ.get("RAY_ADDRESS")
-    return Cluster(config, address or None, None if address else Path(tempfile.mkdtemp(prefix="remora-")))
+LOOK_S = 0.1
+_POLLING = "CLIENT_POLLING_INTERVAL_S"
 
 
 def connect(cluster: Cluster) -> None:
-    """Join or start Ray. Raises ConnectionError or RuntimeError with a message for people."""
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    if cluster.address is not None:
-        modules = [str(code_root() / name) for name in PACKAGES] if is_checkout() else []
-        ray.init(address=cluster.address, runtime_env={"py_modules": modules} if modules else None, **quiet)
-        _refuse_a_second()
-        return
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=str(cluster.folder),
-        **quiet,
-    )
+    """See `ray_start.connect`. Raises ConnectionError where somebody serves already."""
+    ray_start.connect(cluster)
+    refuse_a_second(cluster)
 
 
-def _refuse_a_second() -> None:
-    """Raises ConnectionError when somebody serves on this cluster already, which is left as it is."""
-    if APP_NAME in serve.status().applications:
+def refuse_a_second(cluster: Cluster) -> None:
+    """Raises ConnectionError when somebody serves on a cluster that was joined, which is left as it is."""
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # Serve sets it when it is imported.
+    if cluster.address is not None and APP_NAME in serve.status().applications:
         ray.shutdown()
         raise ConnectionError(f"this Ray cluster has an application {APP_NAME!r} already; end that one first")
 
@@ -92,10 +65,17 @@ def deploy(cluster: Cluster) -> None:
         http_options=http_options(config, os.environ),
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
+    _look_often()
     try:
         serve.run(build_app(config), name=APP_NAME, route_prefix="/")
     except RuntimeError as error:
         raise RuntimeError(cause_of(error)) from error
+
+
+def _look_often() -> None:
+    """Serve's client asks once a second whether an application runs, and a start would end up to a second late."""
+    if hasattr(client, _POLLING):
+        setattr(client, _POLLING, LOOK_S)
 
 
 def start_ahead(config: RemoraConfig, store: SessionStore) -> None:
