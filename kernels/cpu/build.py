@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,8 @@ _FLAGS = (
     "-pthread",
 )
 _LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc", "-pthread")
+_EXPORTS = "{ global: remora_*; local: *; };\n"
+"""A linker's version script: what libstdc++ brings along must not be taken for that of others in the process."""
 _GCC_ONLY = ("-Wno-maybe-uninitialized", "-Wno-uninitialized")  # Its own headers are full of them.
 
 
@@ -73,7 +76,7 @@ def sources() -> str:
     files = sorted(path for path in SOURCES.glob("*") if path.suffix in (".cpp", ".h"))
     for path in files:
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
-    digest.update(repr([_FLAGS, *(variant.compiler_flags for variant in VARIANTS)]).encode())
+    digest.update(repr([_FLAGS, _LINK_FLAGS, _EXPORTS, *(variant.compiler_flags for variant in VARIANTS)]).encode())
     return digest.hexdigest() if files else ""
 
 
@@ -87,27 +90,38 @@ def made_from(library: Path) -> str:
     return beside.read_text(encoding="ascii").strip() if library.is_file() and beside.is_file() else ""
 
 
-def find_compiler() -> str:
-    """$CXX, else the first that there is. Raises NoCompiler."""
-    named = os.environ.get("CXX", "")
-    found = next((path for name in ([named] if named else _COMPILERS) if (path := shutil.which(name))), None)
-    if found is None:
-        raise NoCompiler(f"there is no C++ compiler ({named or ', '.join(_COMPILERS)})")
-    return found
+def find_compiler() -> list[str]:
+    """The words of $CXX (`ccache g++`), else the first compiler that there is. Raises NoCompiler."""
+    named = os.environ.get("CXX", "").strip()
+    try:
+        candidates = [shlex.split(named)] if named else [[name] for name in _COMPILERS]
+    except ValueError as error:
+        raise NoCompiler(f"CXX={named}: {error}") from None
+    for first, *others in candidates:
+        if path := shutil.which(first):
+            return [path, *others]
+    raise NoCompiler(f"there is no C++ compiler ({named or ', '.join(_COMPILERS)})")
 
 
-def _compile(compiler: str, variant: Variant, path: Path, fingerprint: str) -> float:
+def _compile(compiler: list[str], variant: Variant, path: Path, fingerprint: str) -> float:
     """Seconds it took. Every file appears whole or not at all: workers may be loading another."""
     started = time.monotonic()
-    flags = [*_FLAGS, *variant.compiler_flags, *(() if "clang" in Path(compiler).name else _GCC_ONLY)]
+    flags = [
+        *_FLAGS,
+        *variant.compiler_flags,
+        *(() if any("clang" in Path(word).name for word in compiler) else _GCC_ONLY),
+    ]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
+        exports = Path(folder) / "exports"
+        exports.write_text(_EXPORTS, encoding="ascii")
+        link = [*_LINK_FLAGS, f"-Wl,--version-script={exports}"]
         files = [str(file) for file in sorted(SOURCES.glob("*.cpp"))]
         done = subprocess.run(
-            [compiler, *flags, *_LINK_FLAGS, *files, "-o", str(made)], capture_output=True, text=True, check=False
+            [*compiler, *flags, *link, *files, "-o", str(made)], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise BuildError(f"{Path(compiler).name} cannot compile kernels/cpu for {variant.name}:\n{done.stderr}")
+            raise BuildError(f"{shlex.join(compiler)} cannot compile kernels/cpu for {variant.name}:\n{done.stderr}")
         beside = made.with_suffix(".sources")
         beside.write_text(fingerprint + "\n", encoding="ascii")
         path.with_suffix(".sources").unlink(missing_ok=True)

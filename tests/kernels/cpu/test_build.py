@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from kernels.cpu import library as library_module
 from kernels.cpu.build import BuildError, NoCompiler, build, file_name, made_from, sources
 from kernels.cpu.library import Library, load
 from kernels.cpu.variants import VARIANTS, cpu_flags, runnable
+from tests.kernels.cpu import builds
 from tests.kernels.cpu.builds import not_built
 
 AVX2 = frozenset({"avx2", "fma", "sse2"})
@@ -31,7 +34,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append(path.name)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(build_module, "find_compiler", lambda: "g++")
+    monkeypatch.setattr(build_module, "find_compiler", lambda: ["g++"])
     monkeypatch.setattr(build_module.subprocess, "run", compile_)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     return made
@@ -71,6 +74,45 @@ def test_without_a_compiler_or_elsewhere_it_says_so(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(NoCompiler, match="not for linux on aarch64"):
         build(lambda line: None, tmp_path)
+
+
+@pytest.mark.parametrize("words", ["", " -g", " -Wl,-O1 '-DNAME=two words'"])
+def test_cxx_may_have_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """`CXX="ccache g++"` and the like, as make takes it: the first is looked up, the others are passed on."""
+    program = tmp_path / "a compiler"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("CXX", f"'{program}'{words}")
+    assert build_module.find_compiler() == [str(program), *shlex.split(words)]
+    monkeypatch.setenv("CXX", "'never closed")
+    with pytest.raises(NoCompiler, match="No closing quotation"):
+        build_module.find_compiler()
+
+
+def test_a_library_exports_nothing_but_its_interface(library: Library) -> None:
+    """Its own libstdc++ stays its own, whatever else is in the process."""
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("there is no nm")
+    path = str(library_module.LIBRARIES / file_name(library.variant))
+    listed = subprocess.run([nm, "-D", "--defined-only", path], capture_output=True, text=True, check=True).stdout
+    names = {line.split()[-1] for line in listed.splitlines()}
+    assert {"remora_open", "remora_step"} <= names
+    assert all(name.startswith("remora_") for name in names)
+
+
+def test_where_a_compiler_is_required_its_absence_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CI must not skip the fused step's tests silently."""
+
+    def none(say: object) -> None:
+        raise NoCompiler("there is none")
+
+    monkeypatch.setattr(builds, "build", none)
+    monkeypatch.delenv(builds.REQUIRED, raising=False)
+    assert builds.not_built.__wrapped__() == "there is none"
+    monkeypatch.setenv(builds.REQUIRED, "1")
+    with pytest.raises(NoCompiler):
+        builds.not_built.__wrapped__()
 
 
 def test_the_fastest_build_that_the_cpu_runs_is_taken() -> None:
