@@ -78,6 +78,7 @@ def check(config: RemoraConfig) -> RemoraConfig:
         "engine.kv_tokens": (config.engine.kv_tokens or 64, 64),
         "engine.page_size": (config.engine.page_size, 0),
         "engine.max_step_tokens": (config.engine.max_step_tokens, 1),
+        "engine.mixed_prefill_tokens": (config.engine.mixed_prefill_tokens, 0),
         "engine.max_running": (config.engine.max_running, 1),
         "engine.max_waiting": (config.engine.max_waiting, 0),
         "hibernate.host_bytes": (config.hibernate.host_bytes, 0),

@@ -42,7 +42,8 @@ class EngineConfig:
 
     `page_size`: tokens per KV page; 0 = 16 on CPU, 64 on CUDA. `kv_tokens`: size of the KV cache in tokens; 0 = on a
     GPU, what fits beside the weights in `gpu_memory_share` of its memory.
-    `max_step_tokens`: tokens computed in one step, decodes and prefill chunks together.
+    `max_step_tokens`: tokens computed in one step, decodes and prefill chunks together. `mixed_prefill_tokens`: those
+    of prompts, in a step that has decodes; 0 = 7/16 of `max_step_tokens`.
     `max_running`, `max_waiting`: requests in the batch and in the queue; `max_queued_turns`: turns waiting per session.
     `depth`: steps in flight beyond the one being decided. 1 hides planning behind a GPU's work; on a CPU it hides
     nothing and makes an abort wait for one step more.
@@ -55,6 +56,7 @@ class EngineConfig:
     page_size: int = 0
     kv_tokens: int = 65536
     max_step_tokens: int = 256
+    mixed_prefill_tokens: int = 0
     max_running: int = 64
     max_waiting: int = 1024
     max_queued_turns: int = 8

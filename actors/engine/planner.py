@@ -36,9 +36,12 @@ class Planner:
         """The next step, or None when there is nothing that could be computed now."""
         self._preemption.leave(now)
         decodes, items = Decodes(), list[PlanItem]()
-        budget = self._core.settings.max_step_tokens
-        begun = self._add_decodes(decodes, items, budget, now)
-        budget -= len(decodes) + len(items)
+        settings = self._core.settings
+        begun = self._add_decodes(decodes, items, settings.max_step_tokens, now)
+        replies = len(decodes) + len(items)
+        budget = settings.max_step_tokens - replies
+        if replies and settings.mixed_prefill_tokens:
+            budget = min(budget, settings.mixed_prefill_tokens)
         if budget > 0:
             self._add_prefills(items, self._admit(begun, budget, now), budget, now)
         if not decodes and not items:

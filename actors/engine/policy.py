@@ -10,8 +10,9 @@ from actors.engine.request import Request
 def share_prefill(remaining: Sequence[int], budget: int) -> list[int]:
     """Split a step's prefill budget (tokens) over prompts in order of arrival (rule P7).
 
-    The oldest is sure of half, so that it always advances; the rest goes to the shortest first, so that a short prompt
-    is not stuck behind a long one; what is left goes to the oldest again, then on in order.
+    The oldest is sure of half, so that it always advances. The rest goes to whoever needs the least then, the oldest
+    among them: a short prompt is not stuck behind a long one, and of equal ones the first is done before the second is
+    begun (shortest remaining processing time first, Schrage 1968, which makes the mean wait the shortest there is).
     """
     grants = [0] * len(remaining)
     if not remaining:
@@ -19,10 +20,10 @@ def share_prefill(remaining: Sequence[int], budget: int) -> list[int]:
     oldest_share = budget if len(remaining) == 1 else (budget + 1) // 2
     grants[0] = min(remaining[0], oldest_share)
     left = budget - grants[0]
-    for index in sorted(range(1, len(remaining)), key=lambda i: (remaining[i], i)):
-        grants[index] = min(remaining[index], left)
-        left -= grants[index]
-    grants[0] += min(remaining[0] - grants[0], left)
+    for index in sorted(range(len(remaining)), key=lambda i: (remaining[i] - grants[i], i)):
+        more = min(remaining[index] - grants[index], left)
+        grants[index] += more
+        left -= more
     return grants
 
 

@@ -550,6 +550,28 @@ def test_short_prompt_is_not_stuck_behind_a_long_one(depth: int) -> None:
     assert long.ids == expected(long_ids, 2)
 
 
+def test_replies_wait_for_few_of_a_prompts_tokens(depth: int) -> None:
+    """P7: a step without replies is filled with prompts; one with replies has so many of their tokens, whoever's."""
+    driver = Driver(depth=depth, max_step_tokens=32, mixed_prefill_tokens=10, kv_tokens=1024)
+
+    def shares_until(*names: str) -> list[int]:
+        shares = []
+        while not all(driver.told[name].ids for name in names):
+            before = driver.engine.snapshot().prefill_tokens
+            driver.step()
+            shares.append(driver.engine.snapshot().prefill_tokens - before)
+        return shares
+
+    driver.submit("first", range(40), 50)
+    assert max(shares_until("first")) == 32
+    long = driver.submit("long", range(60, 120), 4)
+    short = driver.submit("short", range(120, 124), 4)
+    shares = shares_until("long", "short")
+    assert (max(shares), sum(shares)) == (10, 64)
+    driver.run()
+    assert (long.ids, short.ids) == (expected(range(60, 120), 4), expected(range(120, 124), 4))
+
+
 def test_higher_priority_goes_first() -> None:
     """K4: order of the queue is priority, then arrival."""
     driver = Driver(max_running=1)

@@ -73,7 +73,7 @@ def test_nobody_waits_for_a_prefill_that_is_of_no_use(depth: int) -> None:
 
 def test_a_preempted_request_tells_none_twice(depth: int) -> None:
     """K4: in the midst of its prompt, too."""
-    driver = Driver(depth=depth, kv_tokens=112, forecast=False, max_step_tokens=6)
+    driver = Driver(depth=depth, kv_tokens=88, forecast=False, max_step_tokens=6)
     prompts = [[n] * 24 for n in range(4)]
     told = [driver.submit(f"r{n}", prompt, sampling=asking(0, 12, 1)) for n, prompt in enumerate(prompts)]
     driver.run()

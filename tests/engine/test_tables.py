@@ -62,10 +62,13 @@ def test_ended_and_closed_are_for_ever() -> None:
         ([2, 50], 10, [2, 8]),
         ([100, 100], 1, [1, 0]),
         ([3, 3, 3], 9, [3, 3, 3]),
+        ([20, 20, 20], 30, [20, 10, 0]),
+        ([100, 20, 20], 30, [15, 15, 0]),
+        ([20, 100, 4], 30, [20, 6, 4]),
     ],
 )
 def test_prefill_budget_is_shared_so_that_nobody_is_stuck(remaining: list[int], budget: int, grants: list[int]) -> None:
-    """P7: half is sure for the oldest, the rest goes to the shortest."""
+    """P7: half is sure for the oldest, the rest goes to whoever needs the least."""
     assert share_prefill(remaining, budget) == grants
 
 
