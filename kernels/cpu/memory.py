@@ -20,6 +20,9 @@ from kernels.cpu.packed import PackedWeights
 SLAB = 64 * 2**20
 ALIGNMENT = 64
 _FILL_BYTES = 8 * 2**20
+_FILL_AFTER_S = 10.0
+"""What else starts with a worker (Serve, its ingress) goes first: a priority alone does not see to that, since Linux
+weighs it within a session or container only."""
 _MADV_POPULATE_WRITE = 23
 _LEAST_PRIORITY = 19
 
@@ -61,6 +64,8 @@ class Fill:
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # It then has the priority of all.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
+        if self._stopped.wait(_FILL_AFTER_S):
+            return
         advise = ctypes.CDLL(None).madvise  # Python's own keeps the interpreter lock.
         advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         for offset in range(0, self._size, _FILL_BYTES):

@@ -60,6 +60,7 @@ def resident_bytes() -> int:
 
 def test_a_cache_is_filled_after_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Address space at first; then all of its memory, unless its owner stops that, or is gone."""
+    monkeypatch.setattr(memory, "_FILL_AFTER_S", 0.0)
     size = 256 * 2**20
     before = resident_bytes()
     tensor = zeros((size // 4,), torch.float32)
