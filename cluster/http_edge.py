@@ -1,14 +1,21 @@
-"""What Serve's HTTP proxies are told."""
+"""Who carries HTTP requests to the ingresses: Serve's proxies in Python, or its HAProxy."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from configs import ConfigError, RemoraConfig
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+ADDRESS = "RAY_ADDRESS"
+PORTS = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT")
+"""What HAProxy and the proxy behind it listen on besides: two clusters on one machine must not meet there."""
+DRAIN_S = 1.0
+"""How long an ingress that is to stop stays, so that HAProxy hears of it. Serve's 30 s are for balancers of clouds."""
 
 
 def http_options(config: RemoraConfig, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -25,6 +32,33 @@ def http_options(config: RemoraConfig, environ: Mapping[str, str]) -> dict[str, 
         if not path.is_file():
             raise ConfigError(f"ingress.{name}: there is no file {path}")
     return {**options, "ssl_certfile": ingress.tls_certificate, "ssl_keyfile": ingress.tls_key}
+
+
+def edge_environment(config: RemoraConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """What has to be in the environment of a cluster that is to be started, besides what is there already.
+
+    Raises ConfigError for HAProxy on a cluster that is joined: its processes have their environment already."""
+    if not config.ingress.haproxy:
+        return {}
+    if environ.get(ADDRESS) and environ.get(HAPROXY) != "1":
+        raise ConfigError(
+            f"ingress.haproxy: a cluster that is joined has it when its nodes were started with {HAPROXY}=1; set that "
+            "here, too, when they were"
+        )
+    wanted = {
+        HAPROXY: "1",
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # The ingresses have their own.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DRAIN_S),
+        **dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True)),
+    }
+    return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def scheme(config: RemoraConfig) -> str:

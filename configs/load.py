@@ -138,6 +138,8 @@ def check_edge(ingress: IngressConfig) -> None:
         raise ConfigError(f"ingress.body_timeout_s: {ingress.body_timeout_s}; it must be 0 or more")
     if bool(ingress.tls_certificate) != bool(ingress.tls_key):
         raise ConfigError("ingress.tls_certificate and ingress.tls_key are given both or neither")
+    if ingress.tls_certificate and ingress.haproxy:
+        raise ConfigError("ingress.haproxy: Serve's HAProxy knows no TLS; end it in front of it")
     for index, origin in enumerate(ingress.cors_origins):
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ConfigError(

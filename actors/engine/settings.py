@@ -15,7 +15,7 @@ class EngineSettings:
     `hibernate_below`: copies of idle sessions' KV are made while less than this share of the pages is free or could be
     freed without losing any (rule K7). 0: sessions do not hibernate.
     `page_bytes`: size of one page outside the cache.
-    `mixed_prefill_tokens`: most tokens of prompts in a step that replies wait for, too; 0: as many as there is room for.
+    `mixed_prefill_tokens`: most tokens of prompts in a step that replies wait for, too; 0: as many as it has room for.
     `worth_sharing_tokens`: a request with at least so many tokens to compute waits for another one that computes most
     of them.
     """

@@ -69,6 +69,7 @@ def remora(setting: Setting) -> Launch:
         "model.served_name": setting.model,
         "workers.threads": setting.threads,
         "store.url": f"sqlite:{database}",
+        "ingress.haproxy": True,  # As in production; the peers have no proxy at all before them.
     }
     command = [sys.executable, "-m", "cluster.cli", "serve", "--model", str(setting.folder), "--port", str(port)]
     for path, value in values.items():

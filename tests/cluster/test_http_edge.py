@@ -9,8 +9,9 @@ import pytest
 from ray.serve.config import HTTPOptions
 
 from cluster.cli_serve import ready_line
-from cluster.http_edge import http_options
+from cluster.http_edge import HAPROXY, PORTS, edge_environment, http_options
 from configs import ConfigError, IngressConfig, RemoraConfig
+from configs.load import check
 
 
 def secured(folder: Path, *, missing: str = "") -> RemoraConfig:
@@ -43,3 +44,26 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
 def test_a_proxy_that_knows_no_tls_is_not_trusted_with_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="HAProxy"):
         http_options(secured(tmp_path), {"RAY_SERVE_ENABLE_HA_PROXY": "1"})
+
+
+def test_haproxy_is_asked_for_in_the_environment_of_a_cluster_that_is_started() -> None:
+    """And what the user has set stays."""
+    assert edge_environment(RemoraConfig(), {}) == {}
+    config = replace(RemoraConfig(), ingress=IngressConfig(haproxy=True))
+    wanted = edge_environment(config, {PORTS[0]: "9999"})
+    assert (wanted[HAPROXY], wanted["RAY_SERVE_HAPROXY_METRICS_ENABLED"]) == ("1", "0")
+    assert PORTS[0] not in wanted
+    assert int(wanted[PORTS[1]]) > 1024
+
+
+def test_haproxy_is_not_promised_on_a_cluster_that_is_joined_without_it() -> None:
+    config = replace(RemoraConfig(), ingress=IngressConfig(haproxy=True))
+    with pytest.raises(ConfigError, match="joined"):
+        edge_environment(config, {"RAY_ADDRESS": "10.0.0.1:6379"})
+    edge_environment(config, {"RAY_ADDRESS": "10.0.0.1:6379", HAPROXY: "1"})
+
+
+def test_haproxy_and_tls_exclude_each_other(tmp_path: Path) -> None:
+    ingress = replace(secured(tmp_path).ingress, haproxy=True)
+    with pytest.raises(ConfigError, match="TLS"):
+        check(replace(RemoraConfig(), ingress=ingress))
