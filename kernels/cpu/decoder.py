@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import Batch, Ends, Layer, Library, Shape, Weights
+from kernels.cpu.matrices import Matrices
 from kernels.cpu.memory import Arena, Fill, Memory, zeros
 from kernels.cpu.packed import PackedWeights
-from kernels.cpu.packing import LANES, PANEL, interleave, pack_bias, pack_pages, pack_weight, unpack_pages
+from kernels.cpu.packing import LANES, PANEL, interleave, pack_pages, unpack_pages
+from kernels.cpu.quantise import MAX_INPUTS
 
 MAX_HEAD_DIM = 256
 MAX_GROUP = 48
@@ -51,6 +53,8 @@ class DecoderShape:
                 return f"{name} {value} is not a multiple of {factor}"
         if self.head_dim > MAX_HEAD_DIM:
             return f"head_dim {self.head_dim} is above {MAX_HEAD_DIM}"
+        if max(self.hidden, self.inner, self.heads * self.head_dim) > MAX_INPUTS:
+            return f"a product sums up more than {MAX_INPUTS} numbers"
         if self.heads % self.kv_heads:
             return f"{self.heads} query heads cannot share {self.kv_heads} KV heads evenly"
         if self.heads // self.kv_heads > MAX_GROUP:
@@ -82,13 +86,15 @@ class FusedDecoder:
     """Layers are added one by one (each may go once it is packed), then `open`; or `open_packed` alone, with what was
     packed before. Then steps, from one thread.
 
-    `memory`: what keeps the weights that are packed here; an arena of this process if none is given.
+    `memory`: what keeps the weights that are packed here; an arena of this process if none is given. `quantization`:
+    "int8" = all weights but the embedding become int8 as they are packed, and what is multiplied by them, too (see
+    quantise.py); norms, rotation, attention and K/V are in the library's dtype either way.
     `kv`: [layers, num_pages, kv_heads, K and V, page_size * head_dim]. `embedding`: as it was given to `open`.
     """
 
     embedding: Tensor
 
-    def __init__(self, library: Library, shape: DecoderShape, memory: Memory | None = None) -> None:
+    def __init__(self, library: Library, shape: DecoderShape, memory: Memory | None = None, quantization: str = "") -> None:
         """Raises ValueError for a shape that it cannot compute, RuntimeError without memory for the cache."""
         if why := shape.unsupported():
             raise ValueError(why)
@@ -96,6 +102,7 @@ class FusedDecoder:
         self.dtype: torch.dtype = getattr(torch, library.variant.dtype)
         self._library = library
         self._memory = memory or Arena()
+        self._matrices = Matrices(self._memory, quantised=quantization == "int8")
         self._layers: list[Layer] = []
         self._handle = 0
         plane = shape.page_size * shape.head_dim
@@ -105,20 +112,17 @@ class FusedDecoder:
         gate_up_bias = None
         if layer.gate_bias is not None and layer.up_bias is not None:
             gate_up_bias = interleave(layer.gate_bias, layer.up_bias)
+        matrix, vector = self._matrices.matrix, self._matrices.vector
         self._layers.append(
             Layer(
-                qkv=self._weight(layer.qkv),
-                out=self._weight(layer.out),
-                gate_up=self._weight(interleave(layer.gate, layer.up)),
-                down=self._weight(layer.down),
-                qkv_bias=self._bias(layer.qkv_bias),
-                out_bias=self._bias(layer.out_bias),
-                gate_up_bias=self._bias(gate_up_bias),
-                down_bias=self._bias(layer.down_bias),
-                input_norm=self._bias(layer.input_norm),
-                post_norm=self._bias(layer.post_norm),
-                q_norm=self._bias(layer.q_norm),
-                k_norm=self._bias(layer.k_norm),
+                qkv=matrix(layer.qkv, layer.qkv_bias),
+                out=matrix(layer.out, layer.out_bias),
+                gate_up=matrix(interleave(layer.gate, layer.up), gate_up_bias),
+                down=matrix(layer.down, layer.down_bias),
+                input_norm=vector(layer.input_norm),
+                post_norm=vector(layer.post_norm),
+                q_norm=vector(layer.q_norm),
+                k_norm=vector(layer.k_norm),
             )
         )
 
@@ -131,9 +135,9 @@ class FusedDecoder:
         stays as it is), `inverse`: rope's inverse frequencies. Raises what `memory` raises."""
         ends = Ends(
             embedding=self._memory.hold(embedding),
-            head=self._weight(head),
-            norm=self._bias(norm),
-            inverse=self._bias(inverse),
+            head=self._matrices.matrix(head, None),
+            norm=self._matrices.vector(norm),
+            inverse=self._matrices.vector(inverse),
         )
         layers = (Layer * len(self._layers))(*self._layers)
         return self._memory.settled(PackedWeights(layers, ends, embedding, self._memory))
@@ -205,9 +209,3 @@ class FusedDecoder:
             self._fill.stop()
             self._close()
             self._handle = 0
-
-    def _weight(self, weight: Tensor) -> int:
-        return self._memory.keep(pack_weight(weight))
-
-    def _bias(self, bias: Tensor | None) -> int | None:
-        return None if bias is None else self._memory.keep(pack_bias(bias))

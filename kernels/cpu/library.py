@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -24,12 +24,17 @@ class Shape(ctypes.Structure):
     ]
 
 
+class Matrix(ctypes.Structure):
+    """`RemoraMatrix`. Addresses; null where the matrix has no such thing."""
+
+    _fields_ = [(name, c_void_p) for name in ("panels", "bias", "scales")]
+
+
 class Layer(ctypes.Structure):
-    """`RemoraLayer`. Addresses; null where the model has no such thing."""
+    """`RemoraLayer`. Addresses of norms; null where the model has no such thing."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("qkv_bias", "out_bias", "gate_up_bias", "down_bias")),
+        *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
         *((name, c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
     ]
 
@@ -37,14 +42,14 @@ class Layer(ctypes.Structure):
 class Ends(ctypes.Structure):
     """What comes before and after the layers in `RemoraWeights`. Addresses."""
 
-    _fields_ = [(name, c_void_p) for name in ("embedding", "head", "norm", "inverse")]
+    _fields_ = [("embedding", c_void_p), ("head", Matrix), *((name, c_void_p) for name in ("norm", "inverse"))]
 
 
 class Weights(ctypes.Structure):
     """`RemoraWeights`. It begins as `Ends` does."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("embedding", "head", "norm", "inverse")),
+        *Ends._fields_,
         ("layers", POINTER(Layer)),
         ("kv", c_void_p),
     ]
@@ -72,6 +77,9 @@ class Library:
         self.step.restype, self.step.argtypes = c_char_p, [c_void_p, POINTER(Shape), POINTER(Batch)]
         self.close = library.remora_close
         self.close.restype, self.close.argtypes = None, [c_void_p]
+        self.product = library.remora_product
+        self.product.restype = c_bool
+        self.product.argtypes = [c_void_p, c_int32, POINTER(Matrix), c_int32, c_int32, c_void_p, c_int32, c_int32]
         self._times = library.remora_times
         self._times.restype, self._times.argtypes = POINTER(c_double), [c_void_p]
 
@@ -81,13 +89,19 @@ class Library:
 
 
 @cache
-def load(dtype: str, variant: str = "") -> Library | str:
-    """The fastest build for `dtype` (or the one named) that this CPU runs, or why there is none."""
+def load(dtype: str, variant: str = "", quantization: str = "") -> Library | str:
+    """The fastest build for `dtype` (or the one named) that this CPU runs, or why there is none. `quantization`: of the
+    weights, "" or "int8"."""
     flags = cpu_flags()
     candidates = [each for each in runnable(dtype, flags) if variant in ("", each.name)]
     if not candidates:
         needs = " or ".join(", ".join(sorted(each.needs)) for each in VARIANTS if each.dtype == dtype)
         return f"no build computes {dtype} on this CPU" + (f": it lacks some of {needs}" if needs else "")
+    if quantization:
+        lacking = sorted(set().union(*(each.int8_needs for each in candidates)) - flags)
+        candidates = [each for each in candidates if each.int8_needs <= flags]
+        if not candidates:
+            return f"this CPU does not multiply int8 weights fast enough beside {dtype}: it lacks {', '.join(lacking)}"
     here = sources()
     reasons = []
     for each in candidates:

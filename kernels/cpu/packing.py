@@ -11,17 +11,23 @@ PANEL, LANES = 32, 16
 
 
 def pair_of(dtype: torch.dtype) -> int:
-    """How many numbers one lane multiplies at once."""
-    return 2 if dtype is torch.bfloat16 else 1
+    """How many numbers one lane of 4 bytes multiplies at once."""
+    return 4 // dtype.itemsize
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """[outputs, inputs] → [panels, inputs / pair, 32, pair], outputs filled up with zeros. `inputs` must be even."""
+    """[outputs, inputs] → [panels, inputs / pair, 32, pair], outputs filled up with zeros. `inputs` must be a multiple of
+    the pair: 1 of float32, 2 of bfloat16, 4 of int8."""
     pair = pair_of(weight.dtype)
     outputs, inputs = weight.shape
     whole = F.pad(weight, (0, 0, 0, -outputs % PANEL)).contiguous()
     lanes = whole.view(torch.int32).view(-1, PANEL, inputs // pair)
     return lanes.transpose(1, 2).contiguous().view(weight.dtype).view(-1, inputs // pair, PANEL, pair)
+
+
+def pack_bytes(weight: Tensor) -> Tensor:
+    """int8 [outputs, inputs] → uint8 [panels, inputs / 4, 32, 4], 128 larger, outputs filled up with what is zero."""
+    return pack_weight(weight).view(torch.uint8) ^ 0x80
 
 
 def pack_bias(bias: Tensor) -> Tensor:

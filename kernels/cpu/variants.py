@@ -12,16 +12,19 @@ class Variant:
     """One build. `dtype`: what weights, activations and K/V are stored as (sums are float32 in all of them).
 
     `needs`: the CPU's flags as Linux names them; what the system does not save on a switch is not among those.
+    `int8_needs`: what int8 weights need besides. All else runs without.
     """
 
     name: str
     dtype: str
     needs: frozenset[str]
     compiler_flags: tuple[str, ...]
+    int8_needs: frozenset[str] = frozenset()
 
 
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma")
 _AVX512_NEEDS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma"})
+_VNNI = frozenset({"avx512_vnni"})
 
 VARIANTS = (
     Variant(
@@ -29,8 +32,9 @@ VARIANTS = (
         "bfloat16",
         _AVX512_NEEDS | {"avx512_bf16"},
         (*_AVX512, "-mavx512bf16", "-DREMORA_BFLOAT16"),
+        int8_needs=_VNNI,
     ),
-    Variant("avx512", "float32", _AVX512_NEEDS, _AVX512),
+    Variant("avx512", "float32", _AVX512_NEEDS, _AVX512, int8_needs=_VNNI),
     Variant("avx2", "float32", frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
 )
 """The fastest of each dtype first."""

@@ -1,14 +1,15 @@
 """`python -m tests.bench.kernel`: steps of the fused CPU operator beside what the machine allows at best.
 
 The floor of a step is the longer of two times: to read every weight once and the K/V of all its sequences, at the
-bandwidth measured in this run, and to compute its products, at the best rate that a large product reaches in this run.
-Weights are random, of SmolLM2-135M's shape. A machine that does other things at the same time makes every figure worse:
+bandwidth measured in this run, and to compute its products, at the best rate that a large product reaches in this run,
+of int8 weights where they are (`--quantization int8`), and of numbers as they are stored in attention. Weights are random, of SmolLM2-135M's shape. A machine that does other things at the same time makes every figure worse:
 the best of several repeats counts, and the load is told.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ import torch
 
 from kernels.cpu.decoder import DecoderShape, FusedDecoder, LayerTensors
 from kernels.cpu.library import Library, load
+from kernels.cpu.matrices import Matrices
+from kernels.cpu.quantise import QUANTIZATIONS
 
 PAGE = 16
 DECODES = ((1, 128), (1, 1024), (8, 128), (8, 1024), (16, 128), (16, 1024))
@@ -29,10 +32,12 @@ READ_BYTES = 2**28
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this run reached at best: bytes per second read, and operations per second of a product."""
+    """What this run reached at best: bytes per second read, and operations per second of a product by weights and of
+    one by numbers."""
 
     read: float
     compute: float
+    numbers: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class Measured:
 class Steps:
     """A decoder with random weights and K/V."""
 
-    def __init__(self, library: Library, threads: int, tokens: int) -> None:
+    def __init__(self, library: Library, threads: int, tokens: int, quantization: str = "") -> None:
         self.shape = shape = DecoderShape(
             hidden=576,
             inner=1536,
@@ -60,9 +65,10 @@ class Steps:
             norm_eps=1e-5,
             score_scale=64**-0.5,
         )
-        self.decoder = FusedDecoder(library, shape)
+        self.decoder = FusedDecoder(library, shape, quantization)
         dtype = self.decoder.dtype
         self.size = dtype.itemsize
+        self.weight_size = 1 if quantization else self.size
 
         def draw(*size: int) -> torch.Tensor:
             return (torch.randn(*size) * 0.02).to(dtype)
@@ -113,8 +119,8 @@ class Steps:
         kv = rows * context * keys * self.size / machine.read
         seen = rows * sum(range(context - count + 1, context + 1))
         products = 4 * seen * shape.layers * shape.heads * shape.head_dim
-        attention = max(kv, products / machine.compute)
-        read = (self.weights() + head) * self.size / machine.read
+        attention = max(kv, products / machine.numbers)
+        read = (self.weights() + head) * self.weight_size / machine.read
         compute = 2 * rows * (count * self.weights() + head) / machine.compute
         return max(read, compute) + attention, attention
 
@@ -126,11 +132,24 @@ def read_rate(threads: int, repeats: int) -> float:
         return READ_BYTES / best_of(repeats, lambda: list(pool.map(np.max, parts)))
 
 
-def compute_rate(steps: Steps, repeats: int) -> float:
-    """Operations per second of the operator's largest product, gate and up, on 512 rows."""
-    shape = steps.shape
-    seconds = steps.measure(1, 512, 512, repeats).parts["gate_up"]
-    return 2 * 512 * shape.layers * shape.hidden * 2 * shape.inner / seconds
+def compute_rate(library: Library, threads: int, quantization: str, repeats: int) -> float:
+    """Operations per second of a product of 512 rows by 3072 outputs of 576 inputs, the rows being quantised already."""
+    rows, outputs, inputs, times = 512, 3072, 576, 4
+    dtype = getattr(torch, library.variant.dtype)
+    matrices = Matrices(quantised=bool(quantization))
+    matrix = matrices.matrix(torch.randn(outputs, inputs).to(dtype), None)
+    x, to = torch.randn(rows, inputs).to(dtype), torch.empty(rows, outputs)
+
+    def product(repeats: int) -> float:
+        sizes = (rows, ctypes.byref(matrix), outputs, inputs)
+        start = time.perf_counter()
+        if not library.product(x.data_ptr(), *sizes, to.data_ptr(), threads, repeats):
+            raise RuntimeError(f"no {threads} threads to compute with")
+        return time.perf_counter() - start
+
+    # Threads and rows are prepared in both; only products are more in one.
+    seconds = min(product(times + 1) - product(1) for _ in range(repeats))
+    return 2 * rows * outputs * inputs * times / seconds
 
 
 def best_of(repeats: int, work: Callable[[], object]) -> float:
@@ -161,18 +180,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.kernel", description=__doc__)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--quantization", default="", choices=QUANTIZATIONS)
     parser.add_argument("--repeats", type=int, default=40)
     args = parser.parse_args()
-    library = load(args.dtype)
+    library = load(args.dtype, quantization=args.quantization)
     if isinstance(library, str):
         print(f"not measured: {library}")
         return 1
     torch.manual_seed(0)
-    steps = Steps(library, args.threads, tokens=16 * 1024)
-    machine = Machine(read_rate(args.threads, 20), compute_rate(steps, 5))
+    steps = Steps(library, args.threads, tokens=16 * 1024, quantization=args.quantization)
+    rates = [compute_rate(library, args.threads, quantization, 10) for quantization in (args.quantization, "")]
+    machine = Machine(read_rate(args.threads, 20), *rates)
     print(
-        f"{library.variant.name}, {args.threads} threads, load {os.getloadavg()[0]:.1f}: "
-        f"reads {machine.read / 1e9:.1f} GB/s, computes {machine.compute / 1e9:.0f} GFLOP/s"
+        f"{library.variant.name}, {args.quantization or args.dtype} weights, {args.threads} threads, "
+        f"load {os.getloadavg()[0]:.1f}: reads {machine.read / 1e9:.1f} GB/s, computes {machine.compute / 1e9:.0f} Gop/s "
+        f"by weights, {machine.numbers / 1e9:.0f} by numbers"
     )
     tell(steps, machine, args.repeats)
     steps.decoder.close()

@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include <cstdint>
+
 namespace remora {
 
 constexpr int kLanes = 16;
@@ -25,6 +27,9 @@ inline Lanes min(Lanes a, Lanes b) { return {_mm512_min_ps(a.all, b.all)}; }
 inline Lanes fma(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
 inline Lanes round_nearest(Lanes a) { return {_mm512_roundscale_ps(a.all, 0)}; }
 inline Lanes times_power_of_two(Lanes a, Lanes whole) { return {_mm512_scalef_ps(a.all, whole.all)}; }
+inline void narrow_to_bytes(std::int8_t* to, Lanes whole) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(whole.all)));
+}
 inline float sum(Lanes a) { return _mm512_reduce_add_ps(a.all); }
 inline float largest(Lanes a) { return _mm512_reduce_max_ps(a.all); }
 
@@ -64,6 +69,12 @@ inline __m256 power_of_two(__m256 whole) {
 }
 inline Lanes times_power_of_two(Lanes a, Lanes whole) {
   return {_mm256_mul_ps(a.low, power_of_two(whole.low)), _mm256_mul_ps(a.high, power_of_two(whole.high))};
+}
+inline void narrow_to_bytes(std::int8_t* to, Lanes whole) {
+  const __m256i by_halves = _mm256_packs_epi32(_mm256_cvtps_epi32(whole.low), _mm256_cvtps_epi32(whole.high));
+  const __m256i words = _mm256_permute4x64_epi64(by_halves, 0xD8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
 }
 inline float sum(Lanes a) {
   const __m256 eight = _mm256_add_ps(a.low, a.high);

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "number.h"
+#include "matrix.h"
 
 extern "C" {
 
@@ -14,18 +14,17 @@ struct RemoraShape {
   float norm_eps, score_scale, rope_factor;
 };
 
-// Weights packed as `remora::Packed` says; biases and norms in float32, null where the model has none. Biases are as
-// long as whole panels.
+// Norms in float32, null where the model has none.
 struct RemoraLayer {
-  const remora::Number *qkv, *out, *gate_up, *down;
-  const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
+  RemoraMatrix qkv, out, gate_up, down;
   const float *input_norm, *post_norm, *q_norm, *k_norm;
 };
 
-// `embedding` [vocab, hidden], plain; `head` packed; `inverse`: rope's inverse frequencies [head_dim / 2].
+// `embedding` [vocab, hidden], plain; `inverse`: rope's inverse frequencies [head_dim / 2].
 // `kv`: [layers][num_pages][kv_heads][K, V][page_size * head_dim], see attention.h.
 struct RemoraWeights {
-  const remora::Number *embedding, *head;
+  const remora::Number* embedding;
+  RemoraMatrix head;
   const float *norm, *inverse;
   const RemoraLayer* layers;
   remora::Number* kv;

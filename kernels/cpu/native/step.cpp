@@ -1,13 +1,15 @@
 // A whole step of the decoder, and the C interface to it.
 
-#include <chrono>
-#include <cstdlib>
+#include <algorithm>
 #include <new>
 #include <vector>
 
 #include "attention.h"
+#include "buffer.h"
+#include "clock.h"
 #include "matmul.h"
 #include "model.h"
+#include "quantise.h"
 #include "rows.h"
 #include "team.h"
 
@@ -15,53 +17,15 @@ namespace remora {
 
 namespace {
 
-constexpr int kFewRows = 16;  // So few that every member computes their norms for itself, sooner than it could wait.
+constexpr int kFewRows = 16;  // So few that every member prepares them for itself, sooner than it could wait.
 
 enum Part { kNorm, kProjections, kPlace, kAttention, kOutput, kGateUp, kDown, kHead, kParts };
-
-// Memory that grows and is not kept across growth. Aligned for whole registers.
-template <class T>
-class Buffer {
- public:
-  ~Buffer() { std::free(data_); }
-  T* fit(std::int64_t count) {
-    const std::size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
-    if (bytes <= size_) return data_;
-    std::free(data_);
-    size_ = 0;  // A smaller step may come after one that there is no memory for.
-    data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
-    if (data_ == nullptr) throw std::bad_alloc();
-    size_ = bytes;
-    return data_;
-  }
-
- private:
-  T* data_ = nullptr;
-  std::size_t size_ = 0;
-};
-
-class Clock {
- public:
-  explicit Clock(double* times) : times_(times), last_(now()) {}
-  void lap(Part part) {
-    const double time = now();
-    times_[part] += time - last_;
-    last_ = time;
-  }
-
- private:
-  static double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  }
-  double* times_;
-  double last_;
-};
 
 class Decoder {
  public:
   Decoder(const RemoraShape& shape, const RemoraWeights& weights, int threads)
       : shape_(shape), weights_(weights), layers_(weights.layers, weights.layers + shape.layers), team_(threads),
-        own_normed_(threads) {}
+        own_(threads) {}
 
   void step(const RemoraBatch& batch) {
     const std::int64_t tokens = batch.tokens, heads = shape_.heads * shape_.head_dim;
@@ -69,11 +33,11 @@ class Decoder {
     hidden_at_ = hidden_.fit(tokens * shape_.hidden);
     projected_at_ = projected_.fit(tokens * projected);
     rotations_at_ = rotations_.fit(tokens * shape_.head_dim);
-    normed_at_ = normed_.fit(std::max<std::int64_t>(tokens, batch.num_wanted) * shape_.hidden);
+    shared_.fit(std::max<std::int64_t>(tokens, batch.num_wanted), shape_);
+    for (Room& own : own_) own.fit(kFewRows, shape_);
     queries_at_ = queries_.fit(tokens * heads);
     attended_at_ = attended_.fit(tokens * heads);
     inner_at_ = inner_.fit(tokens * shape_.inner);
-    for (auto& own : own_normed_) own.fit(kFewRows * shape_.hidden);
     places_.clear();
     for (int row = 0; row < batch.rows; ++row)
       for (std::int64_t at = batch.kv_lens[row] - batch.q_lens[row]; at < batch.kv_lens[row]; ++at)
@@ -89,6 +53,19 @@ class Decoder {
     std::int64_t position, page;
   };
 
+  // For rows on their way into a product: all members' together, or each member's own.
+  struct Room {
+    Buffer<Number> normed;
+    Buffer<std::int8_t> bytes;
+    Buffer<RowScale> scales;
+
+    void fit(std::int64_t rows, const RemoraShape& shape) {
+      normed.fit(rows * shape.hidden);
+      bytes.fit(rows * std::max({shape.hidden, shape.inner, shape.heads * shape.head_dim}));
+      scales.fit(rows);
+    }
+  };
+
   void compute(const RemoraBatch& batch, AttentionPlan& attention, int member) {
     double nobody_looks[kParts];
     Clock clock(member == 0 ? times : nobody_looks);
@@ -97,32 +74,28 @@ class Decoder {
     team_.each(tokens, [&](int token) { embed(batch, token); });
     for (int index = 0; index < shape_.layers; ++index) {
       const RemoraLayer& layer = layers_[index];
-      const Number* x = normed(layer.input_norm, tokens, member);
+      Rows x = normed(layer.input_norm, layer.qkv, nullptr, tokens, member);
       clock.lap(kNorm);
-      multiply(team_, x, tokens, {layer.qkv, layer.qkv_bias, width, shape_.hidden}, projected_at_, width);
+      multiply(team_, x, tokens, {layer.qkv, width, shape_.hidden}, projected_at_, width);
       clock.lap(kProjections);
       team_.each(tokens, [&](int token) { place(layer, index, token, width); });
       clock.lap(kPlace);
       attention.run(team_, index, weights_.kv, queries_at_, attended_at_);
       clock.lap(kAttention);
-      multiply_add(team_, attended_at_, tokens, {layer.out, layer.out_bias, shape_.hidden, heads}, hidden_at_,
-                   shape_.hidden);
+      x = inputs(layer.out, attended_at_, heads, tokens, member);
+      multiply_add(team_, x, tokens, {layer.out, shape_.hidden, heads}, hidden_at_, shape_.hidden);
       clock.lap(kOutput);
-      x = normed(layer.post_norm, tokens, member);
+      x = normed(layer.post_norm, layer.gate_up, nullptr, tokens, member);
       clock.lap(kNorm);
-      multiply_gated(team_, x, tokens, {layer.gate_up, layer.gate_up_bias, 2 * shape_.inner, shape_.hidden}, inner_at_);
+      multiply_gated(team_, x, tokens, {layer.gate_up, 2 * shape_.inner, shape_.hidden}, inner_at_);
       clock.lap(kGateUp);
-      multiply_add(team_, inner_at_, tokens, {layer.down, layer.down_bias, shape_.hidden, shape_.inner}, hidden_at_,
-                   shape_.hidden);
+      x = inputs(layer.down, inner_at_, shape_.inner, tokens, member);
+      multiply_add(team_, x, tokens, {layer.down, shape_.hidden, shape_.inner}, hidden_at_, shape_.hidden);
       clock.lap(kDown);
     }
     if (batch.num_wanted == 0) return;
-    team_.each(batch.num_wanted, [&](int row) {
-      rms_norm(hidden_at_ + batch.wanted[row] * shape_.hidden, weights_.norm, shape_.hidden, shape_.norm_eps,
-               normed_at_ + static_cast<std::int64_t>(row) * shape_.hidden);
-    });
-    multiply(team_, normed_at_, batch.num_wanted, {weights_.head, nullptr, shape_.vocab, shape_.hidden}, batch.logits,
-             shape_.vocab);
+    const Rows x = normed(weights_.norm, weights_.head, batch.wanted, batch.num_wanted, member);
+    multiply(team_, x, batch.num_wanted, {weights_.head, shape_.vocab, shape_.hidden}, batch.logits, shape_.vocab);
     clock.lap(kHead);
   }
 
@@ -143,31 +116,58 @@ class Decoder {
                 where.page, static_cast<int>(where.position % shape_.page_size));
   }
 
-  const Number* normed(const float* weight, int tokens, int member) {
-    const bool alone = tokens <= kFewRows;
-    Number* to = alone ? own_normed_[member].fit(0) : normed_at_;
-    const auto norm = [&](int token) {
-      rms_norm(hidden_at_ + static_cast<std::int64_t>(token) * shape_.hidden, weight, shape_.hidden, shape_.norm_eps,
-               to + static_cast<std::int64_t>(token) * shape_.hidden);
-    };
-    if (alone) {
-      for (int token = 0; token < tokens; ++token) norm(token);
-    } else {
-      team_.each(tokens, norm);
-    }
-    return to;
+  // The norm of `rows` hidden states, of tokens `which` (null: the first ones), as the matrix takes them.
+  Rows normed(const float* weight, const RemoraMatrix& matrix, const std::int64_t* which, int rows, int member) {
+    Number* to = room(rows, member).normed.get();
+    each_row(rows, member, [&](int row) {
+      const std::int64_t token = which != nullptr ? which[row] : row;
+      Number* at = to + static_cast<std::int64_t>(row) * shape_.hidden;
+      rms_norm(hidden_at_ + token * shape_.hidden, weight, shape_.hidden, shape_.norm_eps, at);
+      prepare(matrix, at, shape_.hidden, row, rows, member);
+    });
+    return prepared(matrix, to, rows, member);
   }
+
+  // x [rows, size] as the matrix takes it.
+  Rows inputs(const RemoraMatrix& matrix, const Number* x, int size, int rows, int member) {
+    if (matrix.scales != nullptr)
+      each_row(rows, member, [&](int row) {
+        prepare(matrix, x + static_cast<std::int64_t>(row) * size, size, row, rows, member);
+      });
+    return prepared(matrix, x, rows, member);
+  }
+
+  template <class Work>
+  void each_row(int rows, int member, const Work& work) {
+    if (rows > kFewRows) return team_.each(rows, work);
+    for (int row = 0; row < rows; ++row) work(row);
+  }
+
+  void prepare(const RemoraMatrix& matrix, const Number* x, int size, int row, int rows, int member) {
+    if (matrix.scales == nullptr) return;
+    const Room& to = room(rows, member);
+    quantise(x, size, to.bytes.get() + static_cast<std::int64_t>(row) * size, to.scales.get() + row);
+  }
+
+  Rows prepared(const RemoraMatrix& matrix, const Number* x, int rows, int member) {
+    if (matrix.scales == nullptr) return {x};
+    const Room& at = room(rows, member);
+    return {nullptr, at.bytes.get(), at.scales.get()};
+  }
+
+  Room& room(int rows, int member) { return rows > kFewRows ? shared_ : own_[member]; }
 
   const RemoraShape shape_;
   const RemoraWeights weights_;
   const std::vector<RemoraLayer> layers_;
   Team team_;
-  std::vector<Buffer<Number>> own_normed_;
+  Room shared_;
+  std::vector<Room> own_;
   std::vector<Place> places_;  // Of each token of the step.
   Buffer<float> hidden_, projected_, rotations_;
-  Buffer<Number> normed_, queries_, attended_, inner_;
+  Buffer<Number> queries_, attended_, inner_;
   float *hidden_at_ = nullptr, *projected_at_ = nullptr, *rotations_at_ = nullptr;
-  Number *normed_at_ = nullptr, *queries_at_ = nullptr, *attended_at_ = nullptr, *inner_at_ = nullptr;
+  Number *queries_at_ = nullptr, *attended_at_ = nullptr, *inner_at_ = nullptr;
 };
 
 // What of the batch lies outside the model's or the cache's bounds; null for nothing.
