@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from configs import ranks, rollout, scaling
+from configs import quantization, ranks, rollout, scaling
 from configs.schema import RUNNERS, AuthConfig, IngressConfig, RemoraConfig, StoreConfig, TenantLimits
 
 T = TypeVar("T")
@@ -108,6 +108,8 @@ def check(config: RemoraConfig) -> RemoraConfig:
         raise ConfigError(f"workers.runner: {config.workers.runner!r}; it must be one of {', '.join(RUNNERS)}")
     if config.model.dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise ConfigError(f"model.dtype: {config.model.dtype!r}; it must be auto, float32, bfloat16 or float16")
+    for complaint in quantization.complaints(config.model, config.workers):
+        raise ConfigError(complaint)
     for name, known in (("tool_format", TOOL_FORMATS), ("reasoning", REASONING_FORMATS)):
         value = getattr(config.model, name)
         if value not in known:

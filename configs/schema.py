@@ -16,6 +16,9 @@ class ModelConfig:
 
     `id`: `default` (SmolLM2-135M-Instruct), a Hugging Face hub id, a folder with safetensors, or a `.gguf` file.
     `served_name`: the name in /v1/models; empty = derived from `id`. `dtype`: auto, float32, bfloat16, float16.
+    `quantization`: int8 = weights and what is multiplied by them become int8 as the model is loaded (W8A8: one scale of
+    each output channel, one of each token; attention and KV stay in `dtype`). The cpu runner computes it; elsewhere it
+    is refused. Empty = as the weights are.
     `max_context`: longest context in tokens; 0 = what the model allows.
     `cache_dir`: where downloads and conversions are kept; empty = the user's cache folder.
     `packed_cache`: where the fused CPU step keeps weights as it reads them, so that a worker need not pack them when it
@@ -29,6 +32,7 @@ class ModelConfig:
     id: str = "default"
     served_name: str = ""
     dtype: str = "auto"
+    quantization: str = ""
     max_context: int = 0
     cache_dir: str = ""
     packed_cache: str = "auto"

@@ -22,6 +22,8 @@ from kernels.selftest import Report
 
 CAPS = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest error of a logit, by dtype; the logits' own spread is about 1."""
+INT8_CAP = 1.5e-1
+"""The same where weights are int8."""
 PROMPTS = (1, 5, 40)
 """Tokens of the first step's prompts; the second step decodes one token each and adds a chunk to the last."""
 CHUNK = 7
@@ -30,7 +32,7 @@ LONGEST = PROMPTS[-1] + CHUNK
 
 def step_test(setup: ModelSetup, runner: str, threads: int) -> Report:
     """Try what `runner` (torch or cpu) makes of this setup. Raises nothing: what goes wrong is in the report."""
-    cap = CAPS[setup.dtype]
+    cap = INT8_CAP if setup.quantization else CAPS[setup.dtype]
     try:
         with tempfile.TemporaryDirectory(prefix="remora-doctor-") as folder:
             write_sample(setup.folder, Path(folder))
@@ -41,8 +43,9 @@ def step_test(setup: ModelSetup, runner: str, threads: int) -> Report:
                 page_size=setup.page_size,
                 kv_tokens=setup.page_size * _pages_each(setup) * len(PROMPTS),
                 attention=setup.attention,
+                quantization=setup.quantization,
             )
-            plain = replace(small, dtype=torch.float32, device=torch.device("cpu"), attention="torch")
+            plain = replace(small, dtype=torch.float32, device=torch.device("cpu"), attention="torch", quantization="")
             wanted, _ = _steps(LocalModel(plain, attention_for(plain)[0]), small)
             got, seconds = _steps(_model(small, runner, threads), small)
     except Exception as error:  # A kernel or library that fails in any way: all of it is an answer.

@@ -75,6 +75,7 @@ def told_to_ranks(config: RemoraConfig) -> dict[str, Any]:
     """What all ranks are told."""
     return {
         "dtype": config.model.dtype,
+        "quantization": config.model.quantization,
         "device": "cuda" if config.workers.num_gpus else "cpu",
         "page_size": config.engine.page_size,
         "kv_tokens": config.engine.kv_tokens,
@@ -122,7 +123,9 @@ def packed_folder(config: RemoraConfig) -> Path | None:
 
 
 def runner_class(config: RemoraConfig, folder: Path) -> tuple[type[TorchRunner], str]:
-    """By `workers.runner`, and what is to be said about it: why `auto` is not the faster one, where a CPU computes."""
+    """By `workers.runner`, and what is to be said about it: why `auto` is not the faster one, where a CPU computes.
+    Raises ModelUnusable for quantised weights that nothing computes here."""
+    from actors.model.errors import ModelUnusable
     from actors.runner.cpu.runner import CpuRunner, why_not
     from actors.runner.torch.overlapped import OverlappedRunner
     from actors.runner.torch.runner import TorchRunner
@@ -137,6 +140,8 @@ def runner_class(config: RemoraConfig, folder: Path) -> tuple[type[TorchRunner],
         why = why_not(folder, **told_to_ranks(config))
     if not why:
         return CpuRunner, ""
+    if config.model.quantization:
+        raise ModelUnusable(f"model.quantization {config.model.quantization} cannot be computed here: {why}")
     if config.workers.num_gpus:
         return TorchRunner, ""
     logger.warning("the torch runner serves, not the faster cpu runner: %s", why)

@@ -74,7 +74,8 @@ def examine(config: RemoraConfig, gpus: Gpus) -> Verdict:
 def _examine_folder(verdict: Verdict, config: RemoraConfig, folder: Path) -> None:
     setup = ModelSetup.of(folder, **told_to_ranks(config))
     card = setup.card
-    verdict.dtype = str(setup.dtype).removeprefix("torch.")
+    dtype = str(setup.dtype).removeprefix("torch.")
+    verdict.dtype = f"{dtype}, {setup.quantization} weights" if setup.quantization else dtype
     verdict.shape = (
         f"{card.family}, {card.num_layers} layers, {card.num_heads}/{card.num_kv_heads} heads of {card.head_dim}, "
         f"context {card.max_context:,}"

@@ -101,7 +101,8 @@ def load(dtype: str, variant: str = "", quantization: str = "") -> Library | str
         lacking = sorted(set().union(*(each.int8_needs for each in candidates)) - flags)
         candidates = [each for each in candidates if each.int8_needs <= flags]
         if not candidates:
-            return f"this CPU does not multiply int8 weights fast enough beside {dtype}: it lacks {', '.join(lacking)}"
+            lacks = ", ".join(lacking)
+            return f"no build multiplies {quantization} weights beside {dtype} on this CPU: it lacks {lacks}"
     here = sources()
     reasons = []
     for each in candidates:

@@ -16,8 +16,8 @@ def pair_of(dtype: torch.dtype) -> int:
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """[outputs, inputs] → [panels, inputs / pair, 32, pair], outputs filled up with zeros. `inputs` must be a multiple of
-    the pair: 1 of float32, 2 of bfloat16, 4 of int8."""
+    """[outputs, inputs] → [panels, inputs / pair, 32, pair], outputs filled up with zeros. `inputs` must be a multiple
+    of the pair: 1 of float32, 2 of bfloat16, 4 of int8."""
     pair = pair_of(weight.dtype)
     outputs, inputs = weight.shape
     whole = F.pad(weight, (0, 0, 0, -outputs % PANEL)).contiguous()

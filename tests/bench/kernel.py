@@ -1,9 +1,10 @@
 """`python -m tests.bench.kernel`: steps of the fused CPU operator beside what the machine allows at best.
 
 The floor of a step is the longer of two times: to read every weight once and the K/V of all its sequences, at the
-bandwidth measured in this run, and to compute its products, at the best rate that a large product reaches in this run,
-of int8 weights where they are (`--quantization int8`), and of numbers as they are stored in attention. Weights are random, of SmolLM2-135M's shape. A machine that does other things at the same time makes every figure worse:
-the best of several repeats counts, and the load is told.
+bandwidth measured in this run, and to compute its products, at the best rate that a large product reaches in this run:
+of int8 weights with `--quantization int8`, of numbers as they are stored in attention. Weights are random, of
+SmolLM2-135M's shape. A machine that does other things at the same time makes every figure worse: the best of several
+repeats counts, and the load is told.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from configs.quantization import QUANTIZATIONS
 from kernels.cpu.decoder import DecoderShape, FusedDecoder, LayerTensors
 from kernels.cpu.library import Library, load
 from kernels.cpu.matrices import Matrices
-from kernels.cpu.quantise import QUANTIZATIONS
+from kernels.cpu.memory import Arena
 
 PAGE = 16
 DECODES = ((1, 128), (1, 1024), (8, 128), (8, 1024), (16, 128), (16, 1024))
@@ -65,7 +67,7 @@ class Steps:
             norm_eps=1e-5,
             score_scale=64**-0.5,
         )
-        self.decoder = FusedDecoder(library, shape, quantization)
+        self.decoder = FusedDecoder(library, shape, quantization=quantization)
         dtype = self.decoder.dtype
         self.size = dtype.itemsize
         self.weight_size = 1 if quantization else self.size
@@ -133,10 +135,11 @@ def read_rate(threads: int, repeats: int) -> float:
 
 
 def compute_rate(library: Library, threads: int, quantization: str, repeats: int) -> float:
-    """Operations per second of a product of 512 rows by 3072 outputs of 576 inputs, the rows being quantised already."""
+    """Operations per second of a product of 512 rows by 3072 outputs of 576 inputs; rows are quantised before."""
     rows, outputs, inputs, times = 512, 3072, 576, 4
     dtype = getattr(torch, library.variant.dtype)
-    matrices = Matrices(quantised=bool(quantization))
+    arena = Arena()
+    matrices = Matrices(arena, quantised=bool(quantization))
     matrix = matrices.matrix(torch.randn(outputs, inputs).to(dtype), None)
     x, to = torch.randn(rows, inputs).to(dtype), torch.empty(rows, outputs)
 
@@ -193,8 +196,8 @@ def main() -> int:
     machine = Machine(read_rate(args.threads, 20), *rates)
     print(
         f"{library.variant.name}, {args.quantization or args.dtype} weights, {args.threads} threads, "
-        f"load {os.getloadavg()[0]:.1f}: reads {machine.read / 1e9:.1f} GB/s, computes {machine.compute / 1e9:.0f} Gop/s "
-        f"by weights, {machine.numbers / 1e9:.0f} by numbers"
+        f"load {os.getloadavg()[0]:.1f}: reads {machine.read / 1e9:.1f} GB/s, "
+        f"computes {machine.compute / 1e9:.0f} Gop/s by weights, {machine.numbers / 1e9:.0f} by numbers"
     )
     tell(steps, machine, args.repeats)
     steps.decoder.close()

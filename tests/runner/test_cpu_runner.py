@@ -15,6 +15,7 @@ from actors.engine.plan import PlanItem, StepPlan
 from actors.messages import Outcome, Reason, SamplingParams
 from actors.model.errors import ModelUnusable
 from actors.runner.cpu import load as load_module
+from actors.runner.cpu.load import packed_bytes
 from actors.runner.cpu.runner import CpuRunner, why_not
 from actors.runner.torch.group import RankGroup
 from kernels.cpu import library as library_module
@@ -49,18 +50,19 @@ def test_greedy_tokens_equal_transformers_under_chunking_sharing_preemption_and_
     tiny.assert_greedy_on_the_hardest_schedule(tiny.cpu_runner(folder, kv_tokens=320), model, NUM_TOKENS)
 
 
+@pytest.mark.parametrize("quantization", ["", "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_reply_is_the_same_whatever_its_schedule(saved: Saved, dtype: str) -> None:
-    """I3: not nearly the same: every token, drawn at a temperature too, in bf16 too, alone and in a crowd that is
-    chunked, preempted and overlapped. A reply can be replayed on another worker, whatever else that does."""
+def test_a_reply_is_the_same_whatever_its_schedule(saved: Saved, dtype: str, quantization: str) -> None:
+    """I3: not nearly the same: every token, drawn at a temperature too, in bf16 and int8 too, alone and in a crowd that
+    is chunked, preempted and overlapped. A reply can be replayed on another worker, whatever else that does."""
     folder, _ = saved("wide-untied")
-    if dtype == "bfloat16":
-        bfloat16_or_skip()
+    if why := unusable(dtype, quantization):
+        pytest.skip(why)
     drawn = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, temperature=1.0, seed=5, logprobs=3)
     prompts = [tiny.prompt(n) for n in (3, 40, 80, 16)]
     replies = []
     for kv_tokens, max_step_tokens, depth, threads in ((4096, 256, 0, 1), (400, 5, 1, 3)):
-        runner = tiny.cpu_runner(folder, dtype=dtype, kv_tokens=kv_tokens, threads=threads)
+        runner = tiny.cpu_runner(folder, dtype=dtype, quantization=quantization, kv_tokens=kv_tokens, threads=threads)
         driver = Driver(runner, max_step_tokens=max_step_tokens, depth=depth)
         alone = kv_tokens == 4096
         told = []
@@ -86,6 +88,26 @@ def test_half_precision_follows_float32(saved: Saved) -> None:
     short = logits.max(dim=1).values - logits.gather(1, torch.tensor(told.ids)[:, None])[:, 0]
     assert short.max() < 0.05 * logits.abs().max()
     runner.close()
+
+
+def test_int8_has_pages_of_its_own(saved: Saved) -> None:
+    """K7: K and V of other products: a session goes on where its KV was computed alike, or is prefilled. Pages are as
+    large as before, and the weights' name is the same, as it is for another dtype."""
+    folder, _ = saved("wide-llama")
+    if why := unusable("float32", "int8"):
+        pytest.skip(why)
+    plain, other = tiny.cpu_runner(folder), tiny.cpu_runner(folder, quantization="int8")
+    assert other.info.kv_format == plain.info.kv_format + ", int8 weights"
+    assert (other.info.page_bytes, other.info.weights) == (plain.info.page_bytes, plain.info.weights)
+    assert "fused float32 step with int8 weights and activations on cpu" in other.info.description
+    assert packed_bytes(other._setup) < packed_bytes(plain._setup) / 2
+    for runner in (plain, other):
+        runner.close()
+
+
+def test_int8_is_refused_by_the_torch_runner(saved: Saved) -> None:
+    with pytest.raises(ModelUnusable, match="int8 weights are computed by the cpu runner alone"):
+        tiny.runner(saved("wide-llama")[0], quantization="int8")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from actors.model.errors import ModelUnusable
 from actors.runner.cpu import runner as cpu_module
 from actors.runner.cpu.runner import CpuRunner
 from actors.runner.torch.overlapped import OverlappedRunner
 from actors.runner.torch.runner import TorchRunner
 from actors.worker.build import runner_class
 from configs import RemoraConfig, WorkerConfig
+from configs.schema import ModelConfig
 
 FOLDER = Path("model")
 
@@ -62,3 +64,12 @@ def test_who_is_named_is_taken(reason: list[str], name: str, build: type[TorchRu
     """An explicit choice never falls back: the cpu runner itself refuses what it cannot serve."""
     reason[0] = "no"
     assert runner_class(config(runner=name), FOLDER) == (build, "")
+
+
+def test_int8_never_becomes_another_arithmetic(reason: list[str]) -> None:
+    """Where the fused step cannot compute it, the worker says why and does not start."""
+    asked = replace(config(), model=ModelConfig(quantization="int8"))
+    assert runner_class(asked, FOLDER) == (CpuRunner, "")
+    reason[0] = "no build multiplies int8 weights beside bfloat16 on this CPU: it lacks avx512_vnni"
+    with pytest.raises(ModelUnusable, match=r"^model.quantization int8 cannot be computed here: .* lacks avx512_vnni$"):
+        runner_class(asked, FOLDER)

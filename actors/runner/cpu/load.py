@@ -25,7 +25,12 @@ from kernels.cpu.packed import PackedWeights
 def packed_bytes(setup: ModelSetup) -> int:
     """What the weights take, about. All of it is to stay in memory, be it the process's own or, mapped from a file,
     that of all workers: each step reads every weight."""
-    return weight_bytes(setup.card, shard_of(setup.card), setup.dtype)
+    size = weight_bytes(setup.card, shard_of(setup.card), setup.dtype)
+    if not setup.quantization:
+        return size
+    embedding = setup.card.vocab_size * setup.card.hidden_size
+    numbers = size // setup.dtype.itemsize - embedding
+    return embedding * setup.dtype.itemsize + numbers + setup.card.tied_embeddings * embedding
 
 
 def load_decoder(setup: ModelSetup, library: Library, threads: int, cache: PackedCache | None = None) -> FusedDecoder:
@@ -60,7 +65,7 @@ def _no_memory(setup: ModelSetup) -> str:
 def pack(setup: ModelSetup, library: Library, memory: Memory) -> PackedWeights:
     """Every tensor of the model, in `memory`. Raises ModelUnusable, and what `memory` raises."""
     card = setup.card
-    packing = FusedDecoder(library, shape_of(setup, num_pages=1), memory)
+    packing = FusedDecoder(library, shape_of(setup, num_pages=1), memory, setup.quantization)
     with Weights(setup.folder, setup.dtype) as weights:
         embedding = weights.take("model.embed_tokens.weight", (card.vocab_size, card.hidden_size))
         for index in range(card.num_layers):

@@ -55,4 +55,5 @@ def fused_library(setup: ModelSetup) -> Library | str:
         return f"it computes on CPUs, not on {setup.device.type}"
     if setup.dtype not in (torch.bfloat16, torch.float32):
         return f"it does not compute in {str(setup.dtype).removeprefix('torch.')}"
-    return shape_of(setup).unsupported() or load(str(setup.dtype).removeprefix("torch."))
+    dtype = str(setup.dtype).removeprefix("torch.")
+    return shape_of(setup).unsupported() or load(dtype, quantization=setup.quantization)

@@ -107,6 +107,7 @@ def identity_of(setup: ModelSetup, library: Library) -> str:
             "files": hashlib.blake2b(repr([_state(path) for path in files]).encode(), digest_size=8).hexdigest(),
             "shape": repr(shape_of(setup, num_pages=1)),
             "variant": library.variant.name,
+            "quantization": setup.quantization,
             "code": _code_digest(),
         }
     )

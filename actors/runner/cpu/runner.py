@@ -39,7 +39,10 @@ class CpuRunner(TorchRunner):
         if group is not None:
             raise ModelUnusable("the cpu runner computes a whole model, not a rank's part of it")
         self.attention_reasons = {}
-        description = f"fused {library.variant.dtype} step on cpu ({library.variant.name}), {threads} threads"
+        step = f"fused {library.variant.dtype} step"
+        if setup.quantization:
+            step += f" with {setup.quantization} weights and activations"
+        description = f"{step} on cpu ({library.variant.name}), {threads} threads"
         return description, partial(_load, setup, library, threads, self._cache)
 
 

@@ -72,6 +72,7 @@ class TorchRunner:
         remark: str = "",
         gpu_memory_share: float = 0.9,
         ranks: int = 1,
+        quantization: str = "",
         cuda_graphs: bool = True,
         max_running: int = 64,
     ) -> None:
@@ -84,6 +85,7 @@ class TorchRunner:
             attention=attention,
             gpu_memory_share=gpu_memory_share,
             ranks=ranks,
+            quantization=quantization,
         )
         self._graph_rows = max_running if cuda_graphs else 0
         card = setup.card
@@ -156,6 +158,8 @@ class TorchRunner:
 
     def _how(self, setup: ModelSetup, group: RankGroup | None, threads: int) -> tuple[str, Callable[[], StepModel]]:
         """What computes, in words, and what loads it, on the compute thread. Raises as the constructor does."""
+        if setup.quantization:
+            raise ModelUnusable(f"{setup.quantization} weights are computed by the cpu runner alone")
         backend, self.attention_reasons = attention_for(setup, group or ALONE)
         dtype = str(setup.dtype).removeprefix("torch.")
         words = f"torch {dtype} on {setup.device}, attention {backend.description}, {threads} threads"

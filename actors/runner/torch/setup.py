@@ -22,7 +22,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class ModelSetup:
-    """`num_pages` counts the reserved pages too. `attention`: the backend asked for, or `auto`."""
+    """`num_pages` counts the reserved pages too. `attention`: the backend asked for, or `auto`. `quantization`: of the
+    weights, as `model.quantization` has it."""
 
     folder: Path
     card: ModelCard
@@ -31,6 +32,7 @@ class ModelSetup:
     page_size: int
     num_pages: int
     attention: str
+    quantization: str = ""
 
     @classmethod
     def of(
@@ -44,6 +46,7 @@ class ModelSetup:
         attention: str = "auto",
         gpu_memory_share: float = 0.9,
         ranks: int = 1,
+        quantization: str = "",
     ) -> ModelSetup:
         """`kv_tokens` is rounded down to whole pages; 0 = what fits in `gpu_memory_share` of each GPU, the model being
         split over `ranks` of them. `page_size` 0 is the device's usual one. Raises ModelUnusable."""
@@ -60,6 +63,7 @@ class ModelSetup:
             if kv_tokens
             else _fitting(card, kind, place, size, gpu_memory_share, ranks),
             attention=attention,
+            quantization=quantization,
         )
 
     @property
@@ -78,7 +82,8 @@ class ModelSetup:
 
     def kv_format(self) -> str:
         """Names what a page's bytes mean, on however many ranks. Reads samples of the weights."""
-        return f"torch {self.dtype} {list(self.page_shape)} of {self.weights()}"
+        quantised = f", {self.quantization} weights" if self.quantization else ""
+        return f"torch {self.dtype} {list(self.page_shape)} of {self.weights()}{quantised}"
 
     def identity(self) -> str:
         """What ranks must have in common."""

@@ -21,9 +21,14 @@ struct Store {
   void put(int row, int column, Lanes a) const {
     float* at = to + row * stride + column;
     if (column + kLanes <= outputs) return store(at, a);
-    float part[kLanes];
-    store(part, a);
-    for (int lane = 0; column + lane < outputs; ++lane) at[lane] = part[lane];
+    put_some(at, outputs - column, a);
+  }
+
+  // Kept apart: within a tile it would cost the sums their registers.
+  __attribute__((noinline)) static void put_some(float* at, int count, Lanes a) {
+    float all[kLanes];
+    store(all, a);
+    for (int lane = 0; lane < count; ++lane) at[lane] = all[lane];
   }
 };
 

@@ -24,14 +24,18 @@ inline std::int32_t quad_at(const std::int8_t* inputs) {
 // The rest of a build runs where there is no VNNI, too.
 #define REMORA_VNNI __attribute__((target("avx512vnni")))
 
+// As the instruction has them: sums of __m512i, which are 64 bits wide for the compiler, it would move back and forth.
+using Int32s = __v16si;
+
 struct Int8Tiles {
   static constexpr int kRows = 12;  // As NumberTiles.
   static constexpr int kBytes = 1;
 
   template <int kCount, class Finish>
   REMORA_VNNI static void tile(const Rows& x, int row, const Packed& weights, int index, const Finish& finish) {
-    __m512i sums[kCount][2];
-    for (int r = 0; r < kCount; ++r) sums[r][0] = sums[r][1] = _mm512_set1_epi32(x.scales[row + r].start);
+    Int32s sums[kCount][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < kCount; ++r) sums[r][0] = sums[r][1] = (Int32s)_mm512_set1_epi32(x.scales[row + r].start);
     const std::uint8_t* weight = weights.panel<std::uint8_t>(index);
     const std::int8_t* inputs[kCount];
     for (int r = 0; r < kCount; ++r) inputs[r] = x.bytes + static_cast<std::int64_t>(row + r) * weights.inputs;
@@ -41,15 +45,16 @@ struct Int8Tiles {
 #pragma GCC unroll 12
       for (int r = 0; r < kCount; ++r) {
         const __m512i input = _mm512_set1_epi32(quad_at(inputs[r] + k));
-        sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], a, input);
-        sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], b, input);
+        sums[r][0] = (Int32s)_mm512_dpbusd_epi32((__m512i)sums[r][0], a, input);
+        sums[r][1] = (Int32s)_mm512_dpbusd_epi32((__m512i)sums[r][1], b, input);
       }
     }
     const int column = index * kPanel;
     const Lanes of_a = load(weights.matrix.scales + column), of_b = load(weights.matrix.scales + column + kLanes);
+#pragma GCC unroll 12
     for (int r = 0; r < kCount; ++r) {
       const Lanes scale = splat(x.scales[row + r].scale);
-      const Lanes a{_mm512_cvtepi32_ps(sums[r][0])}, b{_mm512_cvtepi32_ps(sums[r][1])};
+      const Lanes a{_mm512_cvtepi32_ps((__m512i)sums[r][0])}, b{_mm512_cvtepi32_ps((__m512i)sums[r][1])};
       finish_row(weights, row + r, column, mul(a, mul(scale, of_a)), mul(b, mul(scale, of_b)), finish);
     }
   }
@@ -67,7 +72,9 @@ struct Int8Tiles {
   template <int kCount, class Finish>
   static void tile(const Rows& x, int row, const Packed& weights, int index, const Finish& finish) {
     __m256i sums[kCount][kParts];
+#pragma GCC unroll 3
     for (int r = 0; r < kCount; ++r)
+#pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part) sums[r][part] = _mm256_setzero_si256();
     const std::uint8_t* weight = weights.panel<std::uint8_t>(index);
     const std::int8_t* inputs[kCount];
@@ -89,6 +96,7 @@ struct Int8Tiles {
     }
     const int column = index * kPanel;
     const Lanes of_a = load(weights.matrix.scales + column), of_b = load(weights.matrix.scales + column + kLanes);
+#pragma GCC unroll 3
     for (int r = 0; r < kCount; ++r) {
       const Lanes scale = splat(x.scales[row + r].scale);
       const Lanes a{_mm256_cvtepi32_ps(sums[r][0]), _mm256_cvtepi32_ps(sums[r][1])};

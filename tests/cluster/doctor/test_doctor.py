@@ -141,6 +141,18 @@ def test_the_fused_step_is_tried_where_it_serves(folder: Path) -> None:
     assert [test.passed for test in verdict.tests] == [True]
 
 
+def test_int8_is_told_and_tried_where_it_serves(folder: Path) -> None:
+    verdict = examined(folder, model__quantization="int8")
+    if why := unusable("float32", "int8"):
+        assert not verdict.healthy
+        assert any("model.quantization int8 cannot be computed here" in problem for problem in verdict.problems)
+        pytest.skip(why)
+    assert (verdict.runner, verdict.dtype) == ("cpu", "float32, int8 weights")
+    assert [test.passed for test in verdict.tests] == [True]
+    assert verdict.tests[0].error > 1e-3, "it was tried with int8"
+    assert any("float32, int8 weights" in line for line in model_lines(verdict))
+
+
 def test_a_backend_that_computes_wrong_is_found_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = TorchAttention.forward
 

@@ -25,7 +25,7 @@ def not_built() -> str:
     return ""
 
 
-def unusable(dtype: str) -> str:
-    """Why this machine cannot run the operator in `dtype`; empty if it can."""
-    found = not_built() or load(dtype)
+def unusable(dtype: str, quantization: str = "") -> str:
+    """Why this machine cannot run the operator in `dtype`, with such weights; empty if it can."""
+    found = not_built() or load(dtype, quantization=quantization)
     return "" if isinstance(found, Library) else found

@@ -27,6 +27,15 @@ def library_of() -> Callable[[Variant], Library]:
     return get
 
 
+@pytest.fixture(params=["", "int8"], ids=["plain", "int8"])
+def quantization(request: pytest.FixtureRequest, library: Library) -> str:
+    """Each kind of weights in turn, where the CPU has what it needs."""
+    name: str = request.param
+    if name and not library.variant.int8_needs <= cpu_flags():
+        pytest.skip(f"this CPU cannot multiply {name} weights in {library.variant.name}")
+    return name
+
+
 @pytest.fixture(params=VARIANTS, ids=lambda variant: variant.name)
 def library(request: pytest.FixtureRequest, library_of: Callable[[Variant], Library]) -> Library:
     """Each variant in turn."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.cpu.decoder import DecoderShape, FusedDecoder, LayerTensors
 from kernels.cpu.library import Library
+from kernels.cpu.quantise import quantise_rows, quantise_weight, rotate
 
 PAGE = 16
 SHAPE = DecoderShape(
@@ -89,22 +90,23 @@ class Model:
             inverse=10000.0 ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim),
         )
 
-    def open(self, library: Library, threads: int = 2) -> FusedDecoder:
-        decoder = FusedDecoder(library, self.shape)
+    def open(self, library: Library, threads: int = 2, quantization: str = "") -> FusedDecoder:
+        decoder = FusedDecoder(library, self.shape, quantization=quantization)
         for layer in self.layers:
             decoder.add_layer(layer)
         decoder.open(self.embedding, self.head, self.norm, self.inverse, threads)
         return decoder
 
-    def reference(self, ids: Sequence[int]) -> Tensor:
+    def reference(self, ids: Sequence[int], quantization: str = "") -> Tensor:
         """Logits float64 [len(ids), vocab]: no pages, no packing, no batch."""
         shape = self.shape
+        linear = _quantised_linear if quantization else _plain_linear
         hidden = self.embedding.double()[torch.tensor(ids)]
         angles = torch.arange(len(ids)).double()[:, None, None] * self.inverse.double()
         cos, sin = angles.cos() * shape.rope_factor, angles.sin() * shape.rope_factor
         for layer in self.layers:
             x = self._norm(hidden, layer.input_norm)
-            heads = _linear(x, layer.qkv, layer.qkv_bias).view(len(ids), -1, shape.head_dim)
+            heads = linear(x, layer.qkv, layer.qkv_bias).view(len(ids), -1, shape.head_dim)
             q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
@@ -114,11 +116,11 @@ class Model:
             future = torch.ones(len(ids), len(ids), dtype=torch.bool).triu(1)
             weights = scores.masked_fill(future, -torch.inf).softmax(-1)
             attended = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
-            hidden = hidden + _linear(attended, layer.out, layer.out_bias)
+            hidden = hidden + linear(attended, layer.out, layer.out_bias)
             x = self._norm(hidden, layer.post_norm)
-            gate, up = _linear(x, layer.gate, layer.gate_bias), _linear(x, layer.up, layer.up_bias)
-            hidden = hidden + _linear(torch.nn.functional.silu(gate) * up, layer.down, layer.down_bias)
-        return _linear(self._norm(hidden, self.norm), self.head, None)
+            gate, up = linear(x, layer.gate, layer.gate_bias), linear(x, layer.up, layer.up_bias)
+            hidden = hidden + linear(torch.nn.functional.silu(gate) * up, layer.down, layer.down_bias)
+        return linear(self._norm(hidden, self.norm), self.head, None)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.shape.norm_eps) * weight.double()
@@ -141,11 +143,12 @@ class Bench:
     library: Library
     threads: int = 2
     seed: int = 0
+    quantization: str = ""
     decoder: FusedDecoder = field(init=False)
     free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.decoder = self.model.open(self.library, self.threads)
+        self.decoder = self.model.open(self.library, self.threads, self.quantization)
         self.decoder.kv.fill_(torch.nan)
         self.free = list(range(2, self.model.shape.num_pages))
         random.Random(self.seed).shuffle(self.free)
@@ -180,8 +183,16 @@ def check(logits: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
     assert error <= CAPS[dtype], f"{error:.2e} of the largest logit"
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = x @ weight.double().T
+    return out if bias is None else out + bias.double()
+
+
+def _quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Sums of whole numbers, exact in float64."""
+    inputs, of_rows = quantise_rows(rotate(x.float()))
+    whole, of_outputs = quantise_weight(weight)
+    out = (inputs.double() @ whole.double().T) * of_rows.double()[:, None] * of_outputs.double()
     return out if bias is None else out + bias.double()
 
 

@@ -18,15 +18,17 @@ def dtype_of(library: Library) -> torch.dtype:
 
 
 @pytest.mark.parametrize("heads", [4, 6])
-def test_logits_do_not_depend_on_chunks_company_pages_or_threads(library: Library, heads: int) -> None:
+def test_logits_do_not_depend_on_chunks_company_pages_or_threads(
+    library: Library, quantization: str, heads: int
+) -> None:
     """I3: prefilled whole by one thread, and in random bits beside others on other pages by three: the same bits."""
     model = Model.random(replace(SHAPE, num_pages=200, heads=heads), dtype_of(library))
-    alone = Bench(model, library, threads=1)
+    alone = Bench(model, library, threads=1, quantization=quantization)
     sequence = alone.sequence(600)
     expected = alone.step((sequence, 600))[0]
     alone.close()
 
-    crowd = Bench(model, library, threads=3, seed=9)
+    crowd = Bench(model, library, threads=3, seed=9, quantization=quantization)
     rng = random.Random(1)
     sequence = crowd.sequence(600)
     others = [crowd.sequence(length, seed=length) for length in (300, 610, 450, 90)]
@@ -43,9 +45,9 @@ def test_logits_do_not_depend_on_chunks_company_pages_or_threads(library: Librar
     assert torch.equal(torch.cat(got), expected)
 
 
-def test_logits_do_not_depend_on_how_many_rows_want_them(library: Library) -> None:
+def test_logits_do_not_depend_on_how_many_rows_want_them(library: Library, quantization: str) -> None:
     model = Model.random(replace(SHAPE, num_pages=200), dtype_of(library))
-    bench = Bench(model, library)
+    bench = Bench(model, library, quantization=quantization)
     first, again = bench.sequence(40), bench.sequence(40)
     everything = bench.step((first, 40))[0]
     bench.step((again, 39))
