@@ -94,7 +94,9 @@ class FusedDecoder:
 
     embedding: Tensor
 
-    def __init__(self, library: Library, shape: DecoderShape, memory: Memory | None = None, quantization: str = "") -> None:
+    def __init__(
+        self, library: Library, shape: DecoderShape, memory: Memory | None = None, quantization: str = ""
+    ) -> None:
         """Raises ValueError for a shape that it cannot compute, RuntimeError without memory for the cache."""
         if why := shape.unsupported():
             raise ValueError(why)

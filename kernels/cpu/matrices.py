@@ -22,9 +22,7 @@ class Matrices:
         if not self._quantised:
             return Matrix(panels=self._memory.keep(pack_weight(weight)), bias=self.vector(bias))
         whole, scales = quantise_weight(weight)
-        return Matrix(
-            panels=self._memory.keep(pack_bytes(whole)), bias=self.vector(bias), scales=self.vector(scales)
-        )
+        return Matrix(panels=self._memory.keep(pack_bytes(whole)), bias=self.vector(bias), scales=self.vector(scales))
 
     def vector(self, numbers: Tensor | None) -> int | None:
         """The address of float32 [outputs]; null for none."""
