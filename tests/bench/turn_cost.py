@@ -23,6 +23,7 @@ from actors.engine.effects import StoreTurn, TurnStored
 from actors.engine.engine import Engine
 from actors.engine.settings import EngineSettings
 from actors.messages import Finished, OpenSession, Outcome, SamplingParams, SessionMode, Submit, TurnOf
+from actors.process import settle_garbage
 from actors.wire import decode, encode
 from tests.bench.engine_step import made_up
 
@@ -111,8 +112,13 @@ class Talk:
 def measure(shape: Shape) -> list[float]:
     """Milliseconds of CPU per turn, round by round."""
     talk = Talk(shape)
-    gc.collect()
-    return [1e3 * talk.round(number) / shape.sessions for number in range(shape.turns)]
+    before = gc.get_threshold()
+    settle_garbage()  # As a worker does.
+    try:
+        return [1e3 * talk.round(number) / shape.sessions for number in range(shape.turns)]
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
 
 
 def growth(rounds: Sequence[float], compared: int = COMPARED) -> tuple[float, float, float]:

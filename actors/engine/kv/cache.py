@@ -96,21 +96,22 @@ class KVCache:
         last = len(keys.tokens) - 1
         limit = last if most is None else min(most, last)
         common = 0 if slot is None else tokens_in_common(keys, slot.keys, slot.tail, self.page_size)
-        pages = [] if slot is None else slot.pages[: min(common, limit) // self.page_size]
+        shared = min(common, limit) // self.page_size
         whole = slot is not None and common == slot.length
         # A slot holds all of a context but its last token, unless its session was forked or cut.
         complete = slot is not None and whole and slot.length >= kept - 1
-        found = [] if complete else self._match(keys, len(pages), min(limit, kept) if whole else limit)
+        found = [] if complete else self._match(keys, shared, min(limit, kept) if whole else limit)
         borrows = slot is not None and whole and not found and min(slot.length, last) <= limit
         if slot is not None and borrows and not self._would_rewrite(slot, limit):
             pages, covered = list(slot.pages), min(slot.length, limit)
         else:
-            covered = (len(pages) + len(found)) * self.page_size
-        self.pool.hold_for_request(found)
-        table = PageTable(keys=keys, pages=pages + found, published=covered // self.page_size)
+            pages, covered = slot.pages[:shared] if slot else [], (shared + len(found)) * self.page_size
+        table = PageTable(keys=keys, pages=pages, published=covered // self.page_size)
         if slot is not None and session is not None and slot.length:
             table.slot, table.borrowed = session, len(pages)
             self.slots.borrow(session)
+        self.pool.hold_for_request(found)
+        table.pages += found
         self._tables[uid] = table
         return covered
 
@@ -138,10 +139,7 @@ class KVCache:
         Of two requests that computed the same page side by side, the later one takes over the earlier one's (rule K3),
         unless a step in flight names its own. `computed`: positions whose KV is valid."""
         table = self._tables[uid]
-        full = computed // self.page_size
-        if full == table.published:
-            return
-        for index in range(table.published, full):
+        for index in range(table.published, computed // self.page_size):
             table.published = index + 1
             if not self._prefix_cache:
                 continue
@@ -159,11 +157,13 @@ class KVCache:
 
         The request keeps its own hold until `release`."""
         table = self._tables[uid]
-        full = length // self.page_size
+        full, used = length // self.page_size, self.pages_for(length)
         tail = tuple(table.keys.tokens[full * self.page_size : length])
-        pages = table.pages[: self.pages_for(length)]
-        end_loans(self._tables.values(), self.pool, session, pages)
-        self.slots.put(session, Slot(pages, table.keys.first(full), length, table.keys.root, tail))
+        # A committed turn grows no more: a long session's table need not be copied.
+        pages = table.pages if used == len(table.pages) else table.pages[:used]
+        end_loans((other for other in self._tables.values() if other is not table), self.pool, session, pages)
+        lent = table.borrowed if table.slot == session else 0
+        self.slots.put(session, Slot(pages, table.keys.first(full), length, table.keys.root, tail), lent)
         if table.slot is None:
             table.slot = session
             self.slots.borrow(session)

@@ -66,13 +66,11 @@ class Slots:
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
-    def put(self, session: int, new: Slot) -> None:
-        """Give a session this slot, in place of what it had. Who borrowed the former one goes on doing so."""
+    def put(self, session: int, new: Slot, same: int = 0) -> None:
+        """Give a session this slot, in place of what it had. Who borrowed the former one goes on doing so. `same`: so
+        many of their first pages are the same; they stay held as they are, however long the session is."""
         old = self._slots.get(session)
-        same = 0
         if old is not None:
-            # Mostly the new one goes on from the old one: a long session's pages stay held as they are.
-            same = _in_common(old.pages, new.pages)
             new.borrowers = old.borrowers
         self._pool.hold_for_session(new.pages[same:])
         if old is not None:
@@ -125,11 +123,3 @@ class Slots:
     def _unfile(self, session: int) -> None:
         self.idle_pages -= self._idle.pop(session, 0)
         self.uncopied_pages -= self._uncopied.pop(session, 0)
-
-
-def _in_common(old: list[int], new: list[int]) -> int:
-    """How many of their first pages are the same: all but the last of the old ones, or the old ones, or few."""
-    for same in (len(old), len(old) - 1):
-        if 0 < same <= len(new) and old[:same] == new[:same]:
-            return same
-    return 0
