@@ -6,6 +6,7 @@ A reader takes the fields it knows: missing ones get their defaults, extra ones 
 from __future__ import annotations
 
 import dataclasses
+import operator
 import sys
 import types
 import typing
@@ -107,11 +108,14 @@ def _unpacked(data: bytes) -> list[Any]:
 
 
 def _pack(message: object) -> list[Any]:
-    cls = type(message)
-    kind = _KIND_OF.get(cls)
-    if kind is None:
-        raise WireError(f"{cls.__name__} does not cross actor boundaries")
-    return [kind, *(pack(getattr(message, name)) for name, pack, _ in _FIELDS[cls])]
+    packer = _PACKERS.get(type(message))
+    if packer is None:
+        raise WireError(f"{type(message).__name__} does not cross actor boundaries")
+    kind, read, converted = packer
+    values = [kind, *read(message)]
+    for place, pack in converted:
+        values[place] = pack(values[place])
+    return values
 
 
 def _unpack(values: list[Any]) -> Any:
@@ -169,3 +173,19 @@ def _fields(cls: type) -> tuple[tuple[str, Convert, Convert], ...]:
 
 
 _FIELDS = {cls: _fields(cls) for cls in _KINDS.values()}
+
+
+def _packer(cls: type) -> tuple[int, Callable[[Any], tuple[Any, ...]], list[tuple[int, Convert]]]:
+    """(kind, what reads all fields at once, which of the values behind the kind are not told as they are)."""
+    fields = _FIELDS[cls]
+    converted = [(place, pack) for place, (_, pack, _) in enumerate(fields, 1) if pack is not _same]
+    return _KIND_OF[cls], _reader([name for name, _, _ in fields]), converted
+
+
+def _reader(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda message: tuple(getattr(message, name) for name in names)
+
+
+_PACKERS = {cls: _packer(cls) for cls in _KIND_OF}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from actors.messages import Event, Reply, StepTokens, TokenLogprobs, Tokens
+from actors.messages import Event, PromptScore, Reply, StepTokens, TokenLogprobs, Tokens
 from actors.wire import encode_frame
 
 KEEP_LEASES = 20
@@ -170,24 +170,19 @@ def _urgent(event: Event) -> bool:
 
 @dataclass(slots=True)
 class _Run:
-    """Tokens of one attempt that follow one another: one event to be. `next`: the index of the one after them."""
+    """Tokens of one attempt that follow one another: one event to be, with the fields of `Tokens`."""
 
-    first: Tokens
+    ingress: str
+    key: str
+    index: int
     ids: list[int]
+    prompt: bytes
     logprobs: list[TokenLogprobs]
-    next: int
+    prompt_scores: tuple[PromptScore, ...]
 
     def event(self) -> Tokens:
-        first = self.first
-        return Tokens(
-            first.ingress,
-            first.key,
-            first.index,
-            tuple(self.ids),
-            first.prompt,
-            tuple(self.logprobs),
-            first.prompt_scores,
-        )
+        ids, logprobs = tuple(self.ids), tuple(self.logprobs)
+        return Tokens(self.ingress, self.key, self.index, ids, self.prompt, logprobs, self.prompt_scores)
 
 
 def gathered(events: Iterable[Event]) -> list[Event]:
@@ -198,21 +193,20 @@ def gathered(events: Iterable[Event]) -> list[Event]:
         if type(event) is StepTokens:
             for key, index, token in zip(event.keys, event.indexes, event.ids, strict=True):
                 run = runs.get(key)
-                if run is not None and run.next == index and not run.logprobs:
+                if run is not None and run.index + len(run.ids) == index and not run.logprobs:
                     run.ids.append(token)
-                    run.next += 1
                 else:
-                    run = runs[key] = _Run(Tokens(event.ingress, key, index, ()), [token], [], index + 1)
+                    run = runs[key] = _Run(event.ingress, key, index, [token], b"", [], ())
                     told.append(run)
         elif type(event) is Tokens:
             run = runs.get(event.key)
             if run is not None and _follows(run, event):
                 run.ids += event.ids
                 run.logprobs += event.logprobs
-                run.next += len(event.ids)
             else:
-                after = event.index + len(event.ids)
-                run = runs[event.key] = _Run(event, list(event.ids), list(event.logprobs), after)
+                ids, logprobs = list(event.ids), list(event.logprobs)
+                run = _Run(event.ingress, event.key, event.index, ids, event.prompt, logprobs, event.prompt_scores)
+                runs[event.key] = run
                 told.append(run)
         else:
             told.append(event)
@@ -221,6 +215,6 @@ def gathered(events: Iterable[Event]) -> list[Event]:
 
 def _follows(run: _Run, event: Tokens) -> bool:
     """Whether an event can be told with those before it: log probabilities are those of the last ids, without a gap."""
-    if event.index != run.next or event.prompt or event.prompt_scores:
+    if event.index != run.index + len(run.ids) or event.prompt or event.prompt_scores:
         return False
     return not run.logprobs or len(event.logprobs) == len(event.ids)
