@@ -46,3 +46,7 @@ def test_every_mutant_names_tests_that_are_there() -> None:
         for test in mutant.tests:
             path, _, name = test.partition("::")
             assert f"def {name}" in (ROOT / path).read_text(encoding="utf-8"), f"{mutant.name}: {test}"
+
+
+def test_every_mutant_quotes_code_that_is_there() -> None:
+    assert [fault for mutant in load() if (fault := mutant.fault(ROOT))] == []
