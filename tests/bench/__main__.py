@@ -2,6 +2,7 @@
 
 `--compare A.json B.json`: figures that were measured before, side by side.
 `python -m tests.bench engine`: what a step costs the engine; `turns`: what a turn costs, as sessions grow.
+`python -m tests.bench quality`: what int8 weights cost in quality.
 `python -m tests.bench peers`: Remora, llama.cpp and vLLM by turns; `table FILE ...`: results as Markdown.
 """
 
@@ -19,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from configs import load
-from tests.bench import engine_step, peers, result_tables, startup, turn_cost
+from tests.bench import engine_step, peers, quality, result_tables, startup, turn_cost
 from tests.bench.compare import labelled, table
 from tests.bench.figures import BenchError, Summary, summarise
 from tests.bench.in_process import IN_PROCESS_NAMES, InProcess
@@ -35,6 +36,7 @@ PARTS: dict[str, Callable[[list[str]], int]] = {
     "engine": engine_step.main,
     "turns": turn_cost.main,
     "peers": peers.main,
+    "quality": quality.main,
     "startup": startup.main,
     "table": result_tables.main,
 }
@@ -61,6 +63,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--in-process", action="store_true", help="no server: engine and runner in this process")
     parser.add_argument("--config", type=Path, default=None, help="with --in-process: the settings (YAML)")
     parser.add_argument("--runner", default="", help="with --in-process: overrides workers.runner")
+    parser.add_argument("--quantization", default="", help="with --in-process: overrides model.quantization")
     args = parser.parse_args(argv)
     known = IN_PROCESS_NAMES if args.in_process else NAMES
     args.workloads = args.workloads or known
@@ -87,7 +90,7 @@ def over_http(args: argparse.Namespace, shapes: Shapes) -> Measured:
 
 
 def in_process(args: argparse.Namespace, shapes: Shapes) -> Measured:
-    overrides = {"model.id": args.model, "workers.runner": args.runner}
+    overrides = {"model.id": args.model, "workers.runner": args.runner, "model.quantization": args.quantization}
     config = load(args.config, {key: value for key, value in overrides.items() if value})
     engine = InProcess(config)
     try:
@@ -101,7 +104,8 @@ def in_process(args: argparse.Namespace, shapes: Shapes) -> Measured:
     finally:
         engine.close()
     results = {name: summarise([repeat[name] for repeat in repeats]) for name in repeats[0]}
-    return {"model": config.model.id, "runner": engine.runner.info.name, "mode": "in-process"}, results
+    target = {"model": config.model.id, "runner": engine.runner.info.description, "mode": "in-process"}
+    return target, results
 
 
 def bench(argv: list[str] | None = None, shapes: Shapes | None = None) -> Report:

@@ -34,23 +34,26 @@ class Missing(BenchError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is the same for all: the model as a folder and as GGUF, its name, compute threads, and a folder for logs."""
+    """What is the same for all: the model as a folder and as GGUF, its name, compute threads, and a folder for logs.
+    `quantization`: of Remora's weights; its peers have theirs in bf16 either way."""
 
     folder: Path
     gguf: Path
     model: str
     threads: int
     logs: Path
+    quantization: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """A server to start. /health is answered with 200 once it can serve. `version`: (route, name) where it says its
-    version; None: it is the one beside this client."""
+    version; None: it is the one beside this client. `remark`: what its version does not say."""
 
     name: str
     command: Sequence[str]
     port: int
+    remark: str = ""
     version: tuple[str, str] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -65,16 +68,18 @@ def remora(setting: Setting) -> Launch:
     for left in setting.logs.glob(f"{database.name}*"):
         left.unlink()
     values = {
-        "model.dtype": "bfloat16",
+        "model.dtype": "auto" if setting.quantization else "bfloat16",
         "model.served_name": setting.model,
         "workers.threads": setting.threads,
         "store.url": f"sqlite:{database}",
         "ingress.haproxy": True,  # As in production; the peers have no proxy at all before them.
     }
+    if setting.quantization:
+        values["model.quantization"] = setting.quantization
     command = [sys.executable, "-m", "cluster.cli", "serve", "--model", str(setting.folder), "--port", str(port)]
     for path, value in values.items():
         command += ["--set", f"{path}={value}"]
-    return Launch(name="remora", command=command, port=port)
+    return Launch(name="remora", command=command, port=port, remark=setting.quantization)
 
 
 def llama_server(setting: Setting) -> Launch:
@@ -161,7 +166,7 @@ def started(launch: Launch, logs: Path) -> Iterator[None]:
 def version_of(launch: Launch) -> str:
     """Of a server that runs. Raises BenchError."""
     if launch.version is None:
-        return importlib.metadata.version("remora")
+        return f"{importlib.metadata.version('remora')} {launch.remark}".strip()
     route, name = launch.version
     try:
         with httpx.Client(base_url=launch.url, timeout=ANSWER_S, trust_env=False) as http:

@@ -23,6 +23,7 @@ from pathlib import Path
 from actors.model.cache import cache_root
 from actors.model.errors import ModelError
 from actors.model.source import resolve, served_name
+from configs.quantization import QUANTIZATIONS
 from tests.bench.figures import BenchError
 from tests.bench.over_http import Asked, measure, say
 from tests.bench.peer_model import export_gguf
@@ -50,6 +51,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="that compute, of each server"
     )
+    parser.add_argument("--quantization", default="", choices=QUANTIZATIONS, help="of Remora's weights")
     parser.add_argument("--seed", type=int, default=None, help="of the prompts (default: new each time)")
     parser.add_argument("--json", type=Path, default=None, help=f"file for the results (default: in {RESULTS}/)")
     args = parser.parse_args(argv)
@@ -65,7 +67,14 @@ def setting_of(args: argparse.Namespace, logs: Path) -> Setting:
         raise BenchError(str(error)) from error
     name = served_name(args.model)
     gguf = cache_root("") / "bench" / f"{folder.name}.BF16.gguf"
-    return Setting(folder=folder, gguf=export_gguf(folder, gguf), model=name, threads=args.threads, logs=logs)
+    return Setting(
+        folder=folder,
+        gguf=export_gguf(folder, gguf),
+        model=name,
+        threads=args.threads,
+        logs=logs,
+        quantization=args.quantization,
+    )
 
 
 def found_servers(setting: Setting, wanted: Sequence[str] | None) -> list[str]:

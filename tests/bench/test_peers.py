@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,17 @@ def test_all_servers_have_the_same_threads_and_weights(tmp_path: Path, monkeypat
     ours, theirs = remora(setting(tmp_path)).command, llama_server(setting(tmp_path)).command
     assert {"workers.threads=2", "model.dtype=bfloat16", str(tmp_path / "model")} <= set(ours)
     assert theirs[theirs.index("-t") + 1] == theirs[theirs.index("-tb") + 1] == "2"
+
+
+def test_int8_is_ours_alone_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not int8 has the dtype that the CPU is best at: those that lack bf16 have int8, too."""
+    monkeypatch.setenv(LLAMA_SERVER, sys.executable)
+    asked = replace(setting(tmp_path), quantization="int8")
+    ours = remora(asked)
+    assert {"model.quantization=int8", "model.dtype=auto"} <= set(ours.command)
+    assert version_of(ours).endswith(" int8")
+    assert not any(word.endswith("int8") for word in llama_server(asked).command)
+    assert not any(word.startswith("model.quantization") for word in remora(setting(tmp_path)).command)
 
 
 def test_targets_are_against_the_best_peer() -> None:

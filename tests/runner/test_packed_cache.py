@@ -42,8 +42,8 @@ def model_folder(saved: Saved, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved("wide-untied")[0], tmp_path / "model"))
 
 
-def opened(model_folder: Path, cache: Path | None) -> FusedModel:
-    setup = ModelSetup.of(model_folder, dtype="float32", kv_tokens=256)
+def opened(model_folder: Path, cache: Path | None, quantization: str = "") -> FusedModel:
+    setup = ModelSetup.of(model_folder, dtype="float32", kv_tokens=256, quantization=quantization)
     library = fused_library(setup)
     assert isinstance(library, Library)
     return FusedModel(setup, library, 2, None if cache is None else PackedCache(cache))
@@ -76,6 +76,25 @@ def test_the_second_start_finds_what_the_first_packed(
         assert is_mapped(model)
         assert torch.equal(logits(model), expected)
     assert str(path) in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+def test_int8_weights_have_a_file_of_their_own(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are not quantised again when they are mapped: bit for bit what is packed in memory."""
+    if why := unusable("float32", "int8"):
+        pytest.skip(why)
+    cache = tmp_path / "packed"
+    plain = logits(opened(model_folder, cache))
+    expected = logits(opened(model_folder, None, "int8"))
+    opened(model_folder, cache, "int8")
+    assert len(files(cache)) == 2
+    monkeypatch.setattr(packed_cache, "PackedWriter", None)
+    again = opened(model_folder, cache, "int8")
+    assert is_mapped(again)
+    assert torch.equal(logits(again), expected)
+    assert not torch.equal(expected, plain)
+    assert torch.equal(logits(opened(model_folder, cache)), plain)
 
 
 def change_one_number(model_folder: Path) -> None:
