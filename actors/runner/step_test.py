@@ -22,8 +22,8 @@ from kernels.selftest import Report
 
 CAPS = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest error of a logit, by dtype; the logits' own spread is about 1."""
-INT8_CAP = 1.5e-1
-"""The same where weights are int8."""
+INT8_CAP = 3e-1
+"""The same where weights are int8: twice what SmolLM2's shape was seen to have; wrong products are off by about 1."""
 PROMPTS = (1, 5, 40)
 """Tokens of the first step's prompts; the second step decodes one token each and adds a chunk to the last."""
 CHUNK = 7
