@@ -1,6 +1,7 @@
 """`python -m tests.bench`: measure a running server, or with --in-process the engine and runner alone.
 
 `--compare A.json B.json`: figures that were measured before, side by side.
+`python -m tests.bench edge`: what the way from worker to client costs; `startup`: how long a start takes.
 `python -m tests.bench engine`: what a step costs the engine; `turns`: what a turn costs, as sessions grow.
 `python -m tests.bench quality`: what int8 weights cost in quality.
 `python -m tests.bench peers`: Remora, llama.cpp and vLLM by turns; `table FILE ...`: results as Markdown.
@@ -20,7 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from configs import load
-from tests.bench import engine_step, peers, quality, result_tables, startup, turn_cost
+from tests.bench import edge, engine_step, peers, quality, result_tables, startup, turn_cost
 from tests.bench.compare import labelled, table
 from tests.bench.figures import BenchError, Summary, summarise
 from tests.bench.in_process import IN_PROCESS_NAMES, InProcess
@@ -33,6 +34,7 @@ from tests.bench.workloads import NAMES
 
 RESULTS = Path("bench-results")
 PARTS: dict[str, Callable[[list[str]], int]] = {
+    "edge": edge.main,
     "engine": engine_step.main,
     "turns": turn_cost.main,
     "peers": peers.main,

@@ -144,8 +144,9 @@ def _library_folders() -> list[str]:
 
 
 @contextmanager
-def started(launch: Launch, logs: Path) -> Iterator[None]:
-    """The server answers inside. Raises BenchError with the end of its output when it does not come up."""
+def started(launch: Launch, logs: Path) -> Iterator[int]:
+    """The server, whose process id it gives, answers inside. Raises BenchError with the end of its output when it does
+    not come up."""
     log = logs / f"{launch.name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -158,7 +159,7 @@ def started(launch: Launch, logs: Path) -> Iterator[None]:
         )
     try:
         _await_health(launch, process, log)
-        yield
+        yield process.pid
     finally:
         _stop(process)
 
