@@ -91,6 +91,10 @@ def check(config: RemoraConfig) -> RemoraConfig:
     for path, (value, least) in at_least.items():
         if value < least:
             raise ConfigError(f"{path}: {value} is too small; it must be at least {least}")
+    if config.engine.mixed_prefill_tokens == 1:
+        raise ConfigError(
+            "engine.mixed_prefill_tokens: 1 would be the oldest prompt's alone; it must be 0, or at least 2"
+        )
     check_edge(config.ingress)
     if config.engine.grammar_timeout_s <= 0:
         raise ConfigError(f"engine.grammar_timeout_s: {config.engine.grammar_timeout_s}; it must be above 0")

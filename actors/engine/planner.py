@@ -43,7 +43,7 @@ class Planner:
         if replies and settings.mixed_prefill_tokens:
             budget = min(budget, settings.mixed_prefill_tokens)
         if budget > 0:
-            self._add_prefills(items, self._admit(begun, budget, now), budget, now)
+            self._add_prefills(items, self._admit(begun, settings.max_step_tokens - replies, now), budget, now)
         if not decodes and not items:
             return None
         self._number += 1
@@ -173,12 +173,12 @@ class Planner:
 
     # -- admission -------------------------------------------------------------------------------------------------
 
-    def _admit(self, begun: list[Request], budget: int, now: float) -> list[Request]:
+    def _admit(self, begun: list[Request], seats: int, now: float) -> list[Request]:
         """The prompts to work on: those begun, then waiting ones as long as seats, pages and budget allow, in order."""
         core, prompts = self._core, begun
         promised: int | None = None
         passed_over = looked_up = 0
-        while core.requests.num_running < core.settings.max_running and len(prompts) < budget:
+        while core.requests.num_running < core.settings.max_running and len(prompts) < seats:
             request = core.requests.nth_waiting(passed_over)
             if request is None:
                 break
@@ -188,7 +188,8 @@ class Planner:
             if promised is None:
                 promised = sum(self._missing_pages(running) for running in core.requests.running())
             covered = self._begin(request)
-            if any(self._will_have(request, covered, other) for other in prompts):
+            oldest = min(prompts, key=lambda one: one.order, default=request)
+            if any(self._will_have(request, covered, other, oldest) for other in prompts):
                 core.kv.release(request.uid)
                 passed_over += 1
                 looked_up += 1
@@ -212,13 +213,15 @@ class Planner:
         other = self._core.requests.by_uid(request.awaits[0])
         return other is not None and other.state is RequestState.PREFILL and other.computed < request.awaits[1]
 
-    def _will_have(self, request: Request, covered: int, other: Request) -> bool:
+    def _will_have(self, request: Request, covered: int, other: Request, oldest: Request) -> bool:
         """Whether most of what `request` has to compute is what `other` is computing: then it comes sooner, and is held
         once, if it waits until it can be found in the cache (rule K3). Nobody waits for one that comes after it: that
         one may get little of each step (rule P7)."""
         settings, todo = self._core.settings, len(request.tokens) - covered
         if other.order > request.order or request.scored < request.prompt_len:
             return False
+        if other.remaining > 2 * todo and other is not oldest:
+            return False  # It may get nothing of the next steps: the rest goes to shorter ones (`share_prefill`).
         if not settings.prefix_cache or todo < settings.worth_sharing_tokens or request.keys.root != other.keys.root:
             return False
         if request.turn is not None and request.turn.keep:

@@ -12,7 +12,8 @@ def share_prefill(remaining: Sequence[int], budget: int) -> list[int]:
 
     The oldest is sure of half, so that it always advances. The rest goes to whoever needs the least then, the oldest
     among them: a short prompt is not stuck behind a long one, and of equal ones the first is done before the second is
-    begun (shortest remaining processing time first, Schrage 1968, which makes the mean wait the shortest there is).
+    begun (shortest remaining processing time first, Schrage 1968, for the half that is shared). Whoever is neither the
+    oldest nor short may get nothing until it is one of them.
     """
     grants = [0] * len(remaining)
     if not remaining:

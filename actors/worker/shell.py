@@ -102,7 +102,7 @@ def engine_settings(config: RemoraConfig, info: RunnerInfo, bos_id: int | None =
 def _mixed_prefill_tokens(max_step_tokens: int) -> int:
     """A bit less than half: the pauses of running replies are about as much shorter, and prompts that arrive together
     get out of step, so that each finds less of a queue the next time. That costs a percent or two of throughput."""
-    return max(1, max_step_tokens * 7 // 16)
+    return max(2, max_step_tokens * 7 // 16)
 
 
 def _hibernate_below(config: HibernateConfig, info: RunnerInfo) -> float:

@@ -141,3 +141,33 @@ def test_those_that_wait_are_not_looked_up_in_every_step(depth: int, monkeypatch
     assert most <= 1 + MAX_LOOKED_UP, "nor is a crowd looked up in one step"
     driver.run()
     assert [one.ids for one in told] == [expected(LONG, 8)] * 50
+
+
+def test_nobody_waits_for_a_long_prompt_that_gets_nothing(depth: int) -> None:
+    """P7, K3: one that begins like a long prompt, which has to wait for an older one, computes for itself."""
+    driver = Driver(depth=depth, page_size=16, kv_tokens=8192, max_context=4096, max_step_tokens=64)
+    driver.submit("older", [n % 250 for n in range(2000)], 4)
+    driver.step()
+    begin = [7 * n % 250 for n in range(160)]
+    driver.submit("long", [*begin, *(3 * n % 250 for n in range(2000))], 4)
+    driver.step()
+    short = driver.submit("short", [*begin, 1, 2, 3], 4)
+    for _ in range(8 + depth):
+        driver.step()
+    assert short.ids
+    driver.run()
+    assert short.ids == expected([*begin, 1, 2, 3], 4)
+
+
+def test_short_prompts_are_admitted_however_many_long_ones_have_begun(depth: int) -> None:
+    """P7: what replies leave of a step is shared, and does not say who may begin."""
+    driver = Driver(depth=depth, kv_tokens=4096, max_step_tokens=16, mixed_prefill_tokens=4)
+    driver.submit("reply", [1, 2, 3], 400)
+    driver.step()
+    for number in range(4):
+        driver.submit(f"long{number}", [number * 50 + place % 50 for place in range(200)], 4)
+        driver.step()
+    short = driver.submit("short", [9], 4)
+    for _ in range(2 + depth):
+        driver.step()
+    assert short.ids
