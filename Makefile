@@ -36,7 +36,8 @@ test: setup
 	$(call twice,-n 2 --dist loadfile -m 'not ray and not long')
 	$(call twice,-m 'ray and not long')
 define twice
-$(BIN)/python -m pytest $(1) || { echo 'A second attempt for what failed:' && $(BIN)/python -m pytest $(1) $(AGAIN); }
+$(BIN)/python -m pytest --cache-clear $(1) || \
+	{ [ $$? = 1 ] && echo 'A second attempt for what failed:' && $(BIN)/python -m pytest $(1) $(AGAIN); }
 endef
 
 # Ray's control service dies and comes back, and the whole head. Ray ends whoever hears nothing of it for a minute.

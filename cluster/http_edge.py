@@ -11,7 +11,7 @@ from typing import Any
 from configs import ConfigError, RemoraConfig
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
-ADDRESS = "RAY_ADDRESS"
+ADDRESS, ALL_INTERFACES = "RAY_ADDRESS", "0.0.0.0"
 PORTS = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT")
 """What HAProxy and the proxy behind it listen on besides: two clusters on one machine must not meet there."""
 DRAIN_S = 1.0
@@ -37,14 +37,13 @@ def http_options(config: RemoraConfig, environ: Mapping[str, str]) -> dict[str, 
 def edge_environment(config: RemoraConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """What has to be in the environment of a cluster that is to be started, besides what is there already.
 
-    Raises ConfigError for HAProxy on a cluster that is joined: its processes have their environment already."""
+    Raises ConfigError for an environment that says otherwise."""
     if not config.ingress.haproxy:
         return {}
-    if environ.get(ADDRESS) and environ.get(HAPROXY) != "1":
-        raise ConfigError(
-            f"ingress.haproxy: a cluster that is joined has it when its nodes were started with {HAPROXY}=1; set that "
-            "here, too, when they were"
-        )
+    if environ.get(HAPROXY, "1") != "1":
+        raise ConfigError(f"ingress.haproxy: {HAPROXY}={environ[HAPROXY]} says otherwise")
+    if environ.get(ADDRESS):
+        _check_joined(config, environ)
     wanted = {
         HAPROXY: "1",
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # The ingresses have their own.
@@ -52,6 +51,18 @@ def edge_environment(config: RemoraConfig, environ: Mapping[str, str]) -> dict[s
         **dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True)),
     }
     return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def _check_joined(config: RemoraConfig, environ: Mapping[str, str]) -> None:
+    """Raises ConfigError where a cluster that is joined would not have HAProxy, or where it would not find ingresses on
+    other nodes."""
+    if HAPROXY not in environ:
+        raise ConfigError(
+            f"ingress.haproxy: a cluster that is joined has it when its nodes were started with {HAPROXY}=1; set that "
+            "here, too, when they were"
+        )
+    if config.ingress.host != ALL_INTERFACES:
+        raise ConfigError(f"ingress.haproxy: on a cluster that is joined ingress.host must be {ALL_INTERFACES}")
 
 
 def free_ports(count: int) -> list[int]:

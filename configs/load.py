@@ -72,6 +72,9 @@ def to_tree(config: RemoraConfig) -> dict[str, Any]:
     return tree
 
 
+HAPROXY_HOSTS = ("127.0.0.1", "localhost", "0.0.0.0")
+
+
 def check(config: RemoraConfig) -> RemoraConfig:
     """Refuse values that cannot work, with the path of the setting."""
     at_least = {
@@ -146,6 +149,8 @@ def check_edge(ingress: IngressConfig) -> None:
         raise ConfigError("ingress.tls_certificate and ingress.tls_key are given both or neither")
     if ingress.tls_certificate and ingress.haproxy:
         raise ConfigError("ingress.haproxy: Serve's HAProxy knows no TLS; end it in front of it")
+    if ingress.haproxy and ingress.host not in HAPROXY_HOSTS:
+        raise ConfigError(f"ingress.haproxy: it reaches ingresses at {', '.join(HAPROXY_HOSTS)}, not at {ingress.host}")
     for index, origin in enumerate(ingress.cors_origins):
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ConfigError(

@@ -18,7 +18,7 @@ def complaints(model: ModelConfig, workers: WorkerConfig) -> Iterator[str]:
         return
     if workers.num_gpus:
         yield f"{asked}; it is computed on CPUs alone, and workers.num_gpus is {workers.num_gpus:g}"
-    if workers.runner == "torch":
+    if workers.runner in ("torch", "toy"):
         yield f"{asked}; the cpu runner computes it: workers.runner must be auto or cpu"
     if workers.tensor_parallel > 1:
         yield f"{asked}; a model that is split over ranks is computed by torch: workers.tensor_parallel must be 1"

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import math
 import mmap
-import os
 import threading
 import weakref
 from typing import Protocol
@@ -19,12 +18,10 @@ from kernels.cpu.packed import PackedWeights
 
 SLAB = 64 * 2**20
 ALIGNMENT = 64
-_FILL_BYTES = 8 * 2**20
+_FILL_BYTES, _FILL_PAUSE_S = 2 * 2**20, 0.005
 _FILL_AFTER_S = 10.0
-"""What else starts with a worker (Serve, its ingress) goes first: a priority alone does not see to that, since Linux
-weighs it within a session or container only."""
+"""What else starts with a worker (Serve, its ingress) goes first."""
 _MADV_POPULATE_WRITE = 23
-_LEAST_PRIORITY = 19
 
 
 class Memory(Protocol):
@@ -47,8 +44,10 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class Fill:
-    """Has the system give a tensor's memory before it is used, by a thread that takes only time that nobody wants: the
-    steps would otherwise wait for a page now and then. Ends early when the tensor goes, or its owner calls `stop`."""
+    """Has the system give a tensor's memory before it is used, little by little: the steps would otherwise wait for a
+    page now and then. Ends early when the tensor goes, or its owner calls `stop`.
+
+    At the process's own priority: whoever is interrupted here holds what every other thread's mmap waits for."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._begin, self._size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
@@ -62,8 +61,6 @@ class Fill:
         self._thread.join()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # It then has the priority of all.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
         if self._stopped.wait(_FILL_AFTER_S):
             return
         advise = ctypes.CDLL(None).madvise  # Python's own keeps the interpreter lock.
@@ -75,6 +72,7 @@ class Fill:
             if advise(self._begin + offset, min(_FILL_BYTES, self._size - offset), _MADV_POPULATE_WRITE):
                 return  # An older system, or one without memory: pages come as they are touched.
             del tensor
+            self._stopped.wait(_FILL_PAUSE_S)
 
 
 class Arena:

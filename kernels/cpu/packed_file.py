@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import mmap
 import os
+import stat
 import struct
 import tempfile
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ class PackedWriter:
         size = self._used
         header = _Header(MAGIC, VERSION, len(self._identity), size, begin).packed() + self._identity
         _write(self._file.fileno(), header + _digest(header, table), 0)
-        os.fchmod(self._file.fileno(), 0o644)
+        os.fchmod(self._file.fileno(), 0o644 & ~_umask())
         os.fsync(self._file.fileno())
         self._temporary.rename(self._path)
         _sync_folder(self._path.parent)
@@ -121,9 +122,13 @@ class PackedWriter:
 def open_packed(path: Path, identity: str, layers: int, embedding: Tensor) -> PackedWeights:
     """What `PackedWriter` made there of these weights; `embedding` tells shape and dtype of its own, and may be on
     torch's device `meta`. All of it is in memory then. Raises UnusableFile, OSError."""
-    with path.open("rb", buffering=0) as file:
-        header, table = _verified(file.fileno(), identity, layers)
-        memory = mmap.mmap(file.fileno(), header.size, mmap.MAP_SHARED, mmap.PROT_READ)
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _check_owner(os.fstat(number))
+        header, table = _verified(number, identity, layers)
+        memory = mmap.mmap(number, header.size, mmap.MAP_SHARED, mmap.PROT_READ)
+    finally:
+        os.close(number)
     with contextlib.suppress(OSError):  # The system has none for files: ordinary pages do.
         memory.madvise(mmap.MADV_HUGEPAGE)
     with contextlib.suppress(OSError):  # An older one: they come as they are touched.
@@ -140,6 +145,20 @@ def open_packed(path: Path, identity: str, layers: int, embedding: Tensor) -> Pa
         embedding=whole[begin : begin + size].view(embedding.dtype).view(embedding.shape),
         owner=memory,
     )
+
+
+def _check_owner(state: os.stat_result) -> None:
+    """Raises UnusableFile for a file that another user could change: what is in it is not checked again."""
+    if state.st_uid not in (0, os.geteuid()):
+        raise UnusableFile(f"it belongs to user {state.st_uid}")
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UnusableFile("others may write to it")
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _bytes_of(memory: mmap.mmap) -> Tensor:

@@ -43,7 +43,7 @@ def rotate(rows: Tensor) -> Tensor:
 def quantise_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [rows, numbers] → (int8, float32 [rows]); rounds half to even, as native/quantise.cpp does."""
     peaks = rows.abs().amax(dim=1)
-    something = peaks > 1e-30
+    something = ~(peaks <= 1e-30)  # A row with a NaN has that for its scale, and its products say so.
     # A number divided by a tensor would be its reciprocal, rounded, times that number.
     inverses = torch.where(something, torch.full_like(peaks, MOST) / peaks, 0.0)
     whole = (rows * inverses[:, None]).round().to(torch.int8)

@@ -60,10 +60,22 @@ def test_haproxy_is_not_promised_on_a_cluster_that_is_joined_without_it() -> Non
     config = replace(RemoraConfig(), ingress=IngressConfig(haproxy=True))
     with pytest.raises(ConfigError, match="joined"):
         edge_environment(config, {"RAY_ADDRESS": "10.0.0.1:6379"})
-    edge_environment(config, {"RAY_ADDRESS": "10.0.0.1:6379", HAPROXY: "1"})
+    joined = {"RAY_ADDRESS": "10.0.0.1:6379", HAPROXY: "1"}
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0"):
+        edge_environment(config, joined)  # Ingresses on other nodes would not be reached.
+    everywhere = replace(config, ingress=IngressConfig(haproxy=True, host="0.0.0.0"))
+    assert HAPROXY not in edge_environment(everywhere, joined)
+    with pytest.raises(ConfigError, match="says otherwise"):
+        edge_environment(config, {HAPROXY: "0"})
 
 
 def test_haproxy_and_tls_exclude_each_other(tmp_path: Path) -> None:
     ingress = replace(secured(tmp_path).ingress, haproxy=True)
     with pytest.raises(ConfigError, match="TLS"):
         check(replace(RemoraConfig(), ingress=ingress))
+
+
+def test_haproxy_reaches_ingresses_on_loopback_or_everywhere() -> None:
+    """Serve has it dial 127.0.0.1, whatever address ingresses listen on."""
+    with pytest.raises(ConfigError, match=r"not at 192\.0\.2\.1"):
+        check(replace(RemoraConfig(), ingress=IngressConfig(haproxy=True, host="192.0.2.1")))

@@ -141,8 +141,8 @@ def test_a_hot_owner_sheds_and_newcomers_go_elsewhere(tmp_path: Path, balanced: 
         using = [asyncio.ensure_future(use(at, name, until)) for name in names]
         newcomers = Counter([await opened(at, f"new{number}") for number in range(30)])
         found = dict(zip(names, await asyncio.gather(*using), strict=True))
-        assert hot not in newcomers
-        assert len(newcomers) == 2
+        assert newcomers[hot] <= 3, "but where it has just ended its requests"
+        assert len(set(newcomers) - {hot}) == 2
         moved = 0
         shares = []
         for told, _ in found.values():

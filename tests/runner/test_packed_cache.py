@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from actors.model.source import ModelFolder
 from actors.runner.cpu import packed_cache
+from actors.runner.cpu.load import packed_bytes
 from actors.runner.cpu.model import FusedModel, fused_library
 from actors.runner.cpu.packed_cache import KEPT, SUFFIX, PackedCache
 from actors.runner.torch.setup import ModelSetup
@@ -208,6 +209,41 @@ def test_only_a_few_files_stay(model_folder: Path, tmp_path: Path) -> None:
     assert set(files(cache)) == set(made[-KEPT:])
     locks = {path.name for path in cache.glob(".*.lock")}
     assert locks == {f".{path.name}.lock" for path in made[-KEPT:]}
+
+
+def test_files_that_are_not_ours_stay(model_folder: Path, tmp_path: Path) -> None:
+    """Neither are old ones of other names thrown away, nor is written through a link."""
+    cache = tmp_path / "packed"
+    cache.mkdir()
+    theirs = [cache / f"data-{number}{SUFFIX}" for number in range(KEPT + 2)]
+    for path in theirs:
+        path.write_bytes(b"theirs")
+        os.utime(path, (0, 0))
+    opened(model_folder, cache)
+    assert all(path.read_bytes() == b"theirs" for path in theirs)
+    (ours,) = set(files(cache)) - set(theirs)
+    ours.unlink()
+    lock = cache / f".{ours.name}.lock"
+    lock.unlink()
+    lock.symlink_to(theirs[0])
+    assert not is_mapped(opened(model_folder, cache))
+    assert theirs[0].read_bytes() == b"theirs"
+
+
+def test_what_decides_the_contents_is_part_of_their_name() -> None:
+    """Another version of it may make other numbers of the same weights: rope's frequencies are among them."""
+    names = {path.name for pattern in packed_cache._CODE for path in pattern.parent.glob(pattern.name)}
+    assert {"rope.py", "weights.py", "card.py", "load.py", "packing.py", "quantise.py", "matmul.cpp"} <= names
+
+
+@pytest.mark.parametrize("kind", ["wide-llama", "wide-untied"])
+def test_what_the_weights_take_is_reckoned_right(saved: Saved, tmp_path: Path, kind: str) -> None:
+    """A head that is tied to the embedding is packed beside it."""
+    folder, _ = saved(kind)
+    opened(folder, tmp_path / "packed")
+    (path,) = files(tmp_path / "packed")
+    setup = ModelSetup.of(folder, dtype="float32", kv_tokens=256)
+    assert packed_bytes(setup) == pytest.approx(path.stat().st_size, rel=0.1)
 
 
 def start(model_folder: str, cache: str, gate: Any, results: Any) -> None:

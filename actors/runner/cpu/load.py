@@ -25,12 +25,10 @@ from kernels.cpu.packed import PackedWeights
 def packed_bytes(setup: ModelSetup) -> int:
     """What the weights take, about. All of it is to stay in memory, be it the process's own or, mapped from a file,
     that of all workers: each step reads every weight."""
-    size = weight_bytes(setup.card, shard_of(setup.card), setup.dtype)
-    if not setup.quantization:
-        return size
     embedding = setup.card.vocab_size * setup.card.hidden_size
-    numbers = size // setup.dtype.itemsize - embedding
-    return embedding * setup.dtype.itemsize + numbers + setup.card.tied_embeddings * embedding
+    numbers = weight_bytes(setup.card, shard_of(setup.card), setup.dtype) // setup.dtype.itemsize - embedding
+    numbers += setup.card.tied_embeddings * embedding  # The head is packed, and the embedding is not.
+    return embedding * setup.dtype.itemsize + numbers * (1 if setup.quantization else setup.dtype.itemsize)
 
 
 def load_decoder(setup: ModelSetup, library: Library, threads: int, cache: PackedCache | None = None) -> FusedDecoder:
@@ -49,7 +47,7 @@ def load_decoder(setup: ModelSetup, library: Library, threads: int, cache: Packe
 
 
 def check_memory(setup: ModelSetup) -> None:
-    """Raises ModelUnusable."""
+    """Raises ModelUnusable. What another worker was promised a moment ago, and has not filled yet, is not seen."""
     cache, packed, free = setup.num_pages * setup.page_bytes, packed_bytes(setup), available_bytes()
     if free is not None and cache + packed > free:
         beside = f"beside weights of {packed / 2**30:.1f} GiB"

@@ -33,7 +33,12 @@ KEPT = 4
 """Files of a folder that stay: one that was not used for longer goes when another is made."""
 SPARE = 0.05
 """Of a disk, that a new file has to leave free."""
-_CODE = (Path(__file__).parent, Path(__file__).parents[3] / "kernels" / "cpu")
+_ROOT = Path(__file__).parents[3]
+_CODE = (
+    *(_ROOT / folder / pattern for folder in ("actors/runner/cpu", "kernels/cpu") for pattern in ("*.py", "native/*")),
+    *(_ROOT / "actors" / name for name in ("model/card.py", "model/weights.py", "runner/torch/rope.py")),
+)
+_OURS = re.compile(rf"-[0-9a-f]{{16}}{re.escape(SUFFIX)}$")
 Build = Callable[[Memory], PackedWeights]
 
 
@@ -90,7 +95,8 @@ class PackedCache:
 
     def _drop_old(self, newest: Path) -> None:
         """Those who have one mapped keep it until they end."""
-        others = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime, reverse=True)
+        ours = [path for path in self._folder.glob(f"*{SUFFIX}") if _OURS.search(path.name)]
+        others = sorted(ours, key=lambda path: path.stat().st_mtime, reverse=True)
         for path in [path for path in others if path != newest][KEPT - 1 :]:
             path.unlink(missing_ok=True)
             path.with_name(f".{path.name}.lock").unlink(missing_ok=True)
@@ -121,8 +127,8 @@ def _state(path: Path) -> tuple[str, int, int]:
 @lru_cache(maxsize=1)
 def _code_digest() -> str:
     digest = hashlib.blake2b(digest_size=8)
-    for folder in _CODE:
-        for path in sorted((*folder.glob("*.py"), *folder.glob("native/*"))):
+    for pattern in _CODE:
+        for path in sorted(pattern.parent.glob(pattern.name)):
             digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
@@ -136,6 +142,9 @@ def _check_room(folder: Path, size: int) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Waits for whoever makes the same file; the system lets go of the lock of one that dies."""
-    with path.open("w") as file:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(file)

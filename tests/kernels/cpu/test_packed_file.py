@@ -156,3 +156,29 @@ def test_a_file_that_is_replaced_or_removed_stays_for_who_has_it(tmp_path: Path,
     assert torch.equal(logits(decoder), logits(one.open(library)))
     path.unlink()
     assert torch.equal(logits(decoder), logits(one.open(library)))
+
+
+def test_files_that_others_may_change_are_not_used(tmp_path: Path, library: Library) -> None:
+    """What is in them is not checked again; a link may lead to anything."""
+    path = tmp_path / "x.packed"
+    write(path, library, Model.random(SHAPE, torch.float32))
+    path.chmod(0o664)
+    with pytest.raises(UnusableFile, match="others may write"):
+        read(path)
+    path.chmod(0o644)
+    (tmp_path / "link.packed").symlink_to(path)
+    with pytest.raises(OSError, match=r"link\.packed"):
+        read(tmp_path / "link.packed")
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+        with pytest.raises(UnusableFile, match="65534"):
+            read(path)
+
+
+def test_a_file_is_as_private_as_its_maker_wants(tmp_path: Path, library: Library) -> None:
+    before = os.umask(0o077)
+    try:
+        write(tmp_path / "x.packed", library, Model.random(SHAPE, torch.float32))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x.packed").stat().st_mode & 0o777 == 0o600
