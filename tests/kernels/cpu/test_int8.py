@@ -106,6 +106,17 @@ def test_a_row_that_is_not_finite_has_no_finite_product(int8: Library, value: fl
     assert torch.equal(got[4:], fine[4:])
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_weight_that_is_not_finite_is_not_hidden(int8: Library, value: float) -> None:
+    """N52: a broken checkpoint says nothing that looks right."""
+    x, weight = torch.randn(5, 112), torch.randn(40, 112)
+    fine = product(int8, x, weight)
+    weight[7, 70] = value
+    got = product(int8, x, weight)
+    assert torch.isnan(got[:, 7]).all()
+    assert torch.equal(got[:, :7], fine[:, :7])
+
+
 def test_a_row_of_zeros_is_zero(int8: Library) -> None:
     x = torch.randn(3, 64)
     x[1] = 0
