@@ -25,6 +25,7 @@ def test_int8_is_the_cpu_runners(runner: str) -> None:
             r"^model.quantization: 'int8'; it is computed on CPUs alone, and workers.num_gpus is 1$",
         ),
         ({"workers.runner": "torch"}, r"^model.quantization: 'int8'; .* workers.runner must be auto or cpu$"),
+        ({"workers.runner": "toy"}, r"^model.quantization: 'int8'; .* workers.runner must be auto or cpu$"),
         ({"workers.tensor_parallel": 2}, r"^model.quantization: 'int8'; .* workers.tensor_parallel must be 1$"),
     ],
 )
