@@ -27,10 +27,8 @@ TOY: dict[str, Any] = {
     "workers": {"runner": "toy", "toy_step_s": 0.02},
     "engine": {"kv_tokens": 32768, "max_step_tokens": 256, "max_running": 2},
 }
-MODEL: dict[str, Any] = {
-    "workers": {"runner": "torch", "threads": 1},
-    "engine": {"kv_tokens": 16384, "max_step_tokens": 128, "max_running": 2},
-}
+MODEL: dict[str, Any] = {"engine": {"kv_tokens": 16384, "max_running": 2}}
+"""Runner, threads and the size of a step are the product's own choice; the report says which runner it was."""
 TOY_SIZES = Sizes(prompt="a long text " * 580, max_tokens=1000, slots=2)
 MODEL_SIZES = Sizes(prompt="a long text " * 800, max_tokens=1000, slots=2)
 
@@ -96,18 +94,23 @@ def main() -> int:
     args = parsed()
     config, sizes = (TOY, TOY_SIZES) if args.toy else (MODEL, MODEL_SIZES)
     found: dict[str, list[dict[str, Any]]] = {}
+    runners: dict[str, str] = {}
     for nodes in (1, 2) if args.nodes is None else (args.nodes,):
         where = "ingress and worker under one raylet" if nodes == 1 else "ingress under another raylet than the worker"
         with (
             tempfile.TemporaryDirectory(prefix="aborts-") as folder,
             rig(Path(folder), config, nodes=nodes, sessions=SESSIONS) as at,
         ):
+            runner = at.runner()
             samples = measured(at, sizes, args.aborts, random.Random(args.seed), args.stage)
         found[where] = [row(name, sample) for name, sample in samples.items()]
+        runners[where] = runner
         print(f"{where}; {'toy' if args.toy else 'default model'}; milliseconds")
+        print(f"runner: {runner}")
         print(table(found[where]), end="\n\n", flush=True)
     if args.json is not None:
-        args.json.write_bytes(orjson.dumps({"toy": args.toy, "found": found}, option=orjson.OPT_INDENT_2))
+        told = {"toy": args.toy, "runners": runners, "found": found}
+        args.json.write_bytes(orjson.dumps(told, option=orjson.OPT_INDENT_2))
     over = [f"{where}: {one['stage']}" for where, rows in found.items() for one in rows if not one["holds"]]
     for name in over:
         print(f"over the bound: {name}", file=sys.stderr)

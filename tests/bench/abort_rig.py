@@ -39,6 +39,10 @@ class Rig:
         row: Stats = ray.get(self.handle.stats.remote(), timeout=PATIENCE_S)
         return row
 
+    def runner(self) -> str:
+        """How the worker computes, in its own words."""
+        return str(self.stats()["runner"])
+
     def until(self, holds: Callable[[Stats], bool]) -> tuple[float, float]:
         """(when it was first seen to hold, longest time between two looks until then). Raises TimeoutError."""
         last = begun = time.monotonic()
@@ -90,7 +94,7 @@ def rig(folder: Path, config: dict[str, Any], *, nodes: int, sessions: int) -> I
                 cluster.add_node(num_cpus=1)
         count = 1 if nodes == 1 else nodes
         tree = {**config, "cluster": {"namespace": NAMESPACE}}
-        tree["workers"] = {**config["workers"], "count": count, "num_cpus": 1}
+        tree["workers"] = {**config.get("workers", {}), "count": count, "num_cpus": 1}
         with running(folder, tree, RAY_ADDRESS=cluster.address) as server:
             ray.init(address=cluster.address, namespace=NAMESPACE, log_to_driver=False)
             try:

@@ -24,7 +24,7 @@ import orjson
 from configs import RemoraConfig, from_tree
 from tests.bench.abort_rig import Rig, rig
 from tests.bench.client import connect
-from tests.bench.figures import Reply
+from tests.bench.figures import BenchError, Reply
 from tests.bench.in_process import InProcess
 from tests.bench.layers import Actor, Bare, Http, Layer
 from tests.bench.texts import calibrate
@@ -35,7 +35,8 @@ THROUGHPUT_BOUND = 0.95
 first is asked of one stream only: of several, the bare engine has all before its first step, while through actors they
 come one after the other and some begin a step later."""
 TOY: dict[str, Any] = {"workers": {"runner": "toy", "toy_step_s": 0.02}, "engine": {"kv_tokens": 65536}}
-MODEL: dict[str, Any] = {"workers": {"runner": "torch", "threads": 2}, "engine": {"kv_tokens": 16384}}
+MODEL: dict[str, Any] = {"engine": {"kv_tokens": 16384}}
+"""Runner and threads are the product's own choice, so that what users get is measured; the report says which."""
 PROMPT_TOKENS = 128
 
 
@@ -100,18 +101,27 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-async def run(at: Rig, config: RemoraConfig, args: argparse.Namespace) -> list[dict[str, Any]]:
+def same_runner(bare: str, worker: str) -> str:
+    """Raises BenchError unless both layers compute by the same: else their difference says nothing of the layers."""
+    if bare != worker:
+        raise BenchError(f"in this process: {bare}; in the worker: {worker}")
+    return bare
+
+
+async def run(at: Rig, config: RemoraConfig, args: argparse.Namespace) -> tuple[str, list[dict[str, Any]]]:
+    """(the runner's description, rows). Raises BenchError when engine and worker have not the same runner."""
     engine = InProcess(config)
     async with connect(at.server.url) as client:
         actor = Actor(at.worker_id, at.handle, engine.runner.info.vocab_size)
         try:
+            runner = same_runner(engine.runner.info.description, at.runner())
             http = Http(client, await calibrate(client, random.Random(args.seed)))
             rows = []
             for streams in args.streams:
                 layers = (Bare(engine), actor, http)
                 rows += rows_of(streams, await measured(layers, streams, args.tokens, args.repeats, args.seed))
                 print(f"{streams} streams: done", file=sys.stderr, flush=True)
-            return rows
+            return runner, rows
         finally:
             await actor.close()
             engine.close()
@@ -131,15 +141,21 @@ def parsed() -> argparse.Namespace:
 def main() -> int:
     args = parsed()
     tree = TOY if args.toy else MODEL
-    with (
-        tempfile.TemporaryDirectory(prefix="layers-") as folder,
-        rig(Path(folder), tree, nodes=1, sessions=1) as at,
-    ):
-        rows = asyncio.run(run(at, from_tree(RemoraConfig, tree), args))
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="layers-") as folder,
+            rig(Path(folder), tree, nodes=1, sessions=1) as at,
+        ):
+            runner, rows = asyncio.run(run(at, from_tree(RemoraConfig, tree), args))
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
     print(f"{'toy, steps of 20 ms' if args.toy else 'default model'}; {PROMPT_TOKENS} + {args.tokens} tokens, greedy")
+    print(f"runner: {runner}")
     print(table(rows))
     if args.json is not None:
-        args.json.write_bytes(orjson.dumps({"toy": args.toy, "rows": rows}, option=orjson.OPT_INDENT_2))
+        told = {"toy": args.toy, "runner": runner, "rows": rows}
+        args.json.write_bytes(orjson.dumps(told, option=orjson.OPT_INDENT_2))
     return not all(one["holds"] for one in rows if one["layer"] == Actor.name)
 
 

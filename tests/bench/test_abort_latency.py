@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.abort_latency import quantile, row, table
+from configs import RemoraConfig, from_tree
+from tests.bench.abort_latency import MODEL, quantile, row, table
 from tests.bench.abort_stages import Sample
 
 
@@ -25,6 +26,13 @@ def test_the_bound_is_a_step_and_a_tenth_of_a_second() -> None:
     assert (at["n"], at["holds"]) == (100, True)
     assert at["bound_ms"] == pytest.approx(120.0)
     assert row("decode", sample([10.0] * 98 + [121.0, 121.0]))["holds"] is False
+
+
+def test_the_model_is_computed_by_what_the_product_chooses() -> None:
+    """A6: the step that an abort may have to wait for is the one that users have."""
+    settings = from_tree(RemoraConfig, MODEL)
+    assert settings.workers == RemoraConfig().workers
+    assert settings.engine.max_step_tokens == RemoraConfig().engine.max_step_tokens
 
 
 def test_what_is_over_the_bound_is_marked() -> None:

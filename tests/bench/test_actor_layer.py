@@ -8,8 +8,8 @@ import random
 import pytest
 
 from configs import RemoraConfig, from_tree
-from tests.bench.actor_layer import Sample, row, rows_of, sample, table
-from tests.bench.figures import Reply
+from tests.bench.actor_layer import MODEL, Sample, row, rows_of, same_runner, sample, table
+from tests.bench.figures import BenchError, Reply
 from tests.bench.in_process import InProcess
 from tests.bench.layers import Bare
 
@@ -39,6 +39,18 @@ def test_what_is_added_is_measured_within_each_repeat() -> None:
 )
 def test_the_bounds(streams: int, added_s: float, share: float, holds: bool) -> None:
     assert row(streams, "actor", [Sample(0.1 + added_s, 100 * share)], [Sample(0.1, 100.0)])["holds"] is holds
+
+
+def test_the_model_is_computed_by_what_the_product_chooses() -> None:
+    settings = from_tree(RemoraConfig, MODEL)
+    assert settings.workers == RemoraConfig().workers
+    assert settings.engine.max_step_tokens == RemoraConfig().engine.max_step_tokens
+
+
+def test_layers_that_compute_by_different_runners_are_not_compared() -> None:
+    assert same_runner("fused, 2 threads", "fused, 2 threads") == "fused, 2 threads"
+    with pytest.raises(BenchError, match="in the worker: torch"):
+        same_runner("fused, 2 threads", "torch")
 
 
 def test_only_the_actors_row_is_judged() -> None:
