@@ -7,7 +7,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 export RAY_AUTH_MODE ?= disabled
 
 .PHONY: setup check test test-fast test-long test-gpu soak churn chaos rolling simulate mutants cases serve chat bench bench-in-process bench-aborts \
-	bench-layers bench-kernel bench-engine bench-peers bench-store fix clean
+	bench-layers bench-kernel bench-engine bench-peers bench-workers bench-store fix clean
 
 STAMP := $(VENV)/.ready
 
@@ -104,6 +104,10 @@ bench-layers: setup
 # Remora, llama.cpp's server and vLLM by turns, where they are installed.
 bench-peers: setup
 	$(BIN)/python -m tests.bench peers
+
+# Two workers on this machine against one, by turns.
+bench-workers: setup
+	$(BIN)/python -m tests.bench workers
 
 # What a step costs the engine, and what a turn costs as its session grows.
 bench-engine: setup

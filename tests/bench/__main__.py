@@ -4,7 +4,8 @@
 `python -m tests.bench edge`: what the way from worker to client costs; `startup`: how long a start takes.
 `python -m tests.bench engine`: what a step costs the engine; `turns`: what a turn costs, as sessions grow.
 `python -m tests.bench quality`: what int8 weights cost in quality.
-`python -m tests.bench peers`: Remora, llama.cpp and vLLM by turns; `table FILE ...`: results as Markdown.
+`python -m tests.bench peers`: Remora, llama.cpp and vLLM by turns; `workers`: two workers against one.
+`python -m tests.bench table FILE ...`: results as Markdown.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from configs import load
-from tests.bench import edge, engine_step, peers, quality, result_tables, startup, turn_cost
+from tests.bench import edge, engine_step, peers, quality, result_tables, startup, turn_cost, workers
 from tests.bench.compare import labelled, table
 from tests.bench.figures import BenchError, Summary, summarise
 from tests.bench.in_process import IN_PROCESS_NAMES, InProcess
@@ -41,6 +42,7 @@ PARTS: dict[str, Callable[[list[str]], int]] = {
     "quality": quality.main,
     "startup": startup.main,
     "table": result_tables.main,
+    "workers": workers.main,
 }
 """What can be measured by itself, by the first argument."""
 Measured = tuple[dict[str, str], dict[str, dict[str, Summary]]]
@@ -167,10 +169,10 @@ def _positive(text: str) -> int:
 
 def main() -> int:
     part = PARTS.get(sys.argv[1]) if len(sys.argv) > 1 else None
-    if part is not None:
-        return part(sys.argv[2:])
-    args = parse(None)
     try:
+        if part is not None:
+            return part(sys.argv[2:])
+        args = parse(None)
         if args.compare:
             show_comparison(args.compare)
         else:

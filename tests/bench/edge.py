@@ -12,15 +12,13 @@ import asyncio
 import dataclasses
 import os
 import secrets
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.bench.figures import BenchError, Figures, Summary, summarise
-from tests.bench.free_port import free_port
+from tests.bench.figures import Figures, Summary, summarise
 from tests.bench.over_http import Asked, measure, say
-from tests.bench.peer_servers import Launch, started
+from tests.bench.served import Launch, remora_launch, started
 from tests.bench.shapes import Shapes
 from tests.e2e.census import descendants
 
@@ -40,17 +38,8 @@ WARM_TOKENS = 16
 
 
 def launch(haproxy: bool, step_s: float, folder: Path) -> Launch:
-    port = free_port()
-    values = {
-        "workers.runner": "toy",
-        "workers.toy_step_s": step_s,
-        "store.url": f"sqlite:{folder}/sessions.sqlite",
-        "ingress.haproxy": str(haproxy).lower(),
-    }
-    command = [sys.executable, "-m", "cluster.cli", "serve", "--port", str(port)]
-    for path, value in values.items():
-        command += ["--set", f"{path}={value}"]
-    return Launch(name="remora", command=command, port=port)
+    settings = {"workers.runner": "toy", "workers.toy_step_s": step_s, "ingress.haproxy": haproxy}
+    return remora_launch(settings, folder)
 
 
 def measured(haproxy: bool, step_s: float, streams: Sequence[int]) -> dict[str, Figures]:
@@ -124,14 +113,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--step-s", type=float, default=0.015, help="of the toy model (default: %(default)s)")
     args = parser.parse_args(argv)
     runs: dict[str, list[dict[str, Figures]]] = {name: [] for name in EDGES}
-    try:
-        for number in range(args.repeats):
-            for name, haproxy in EDGES.items():
-                say(f"{number + 1} of {args.repeats}: {name}")
-                runs[name].append(measured(haproxy, args.step_s, args.streams))
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+    for number in range(args.repeats):
+        for name, haproxy in EDGES.items():
+            say(f"{number + 1} of {args.repeats}: {name}")
+            runs[name].append(measured(haproxy, args.step_s, args.streams))
     summaries = {
         name: {workload: summarise([run[workload] for run in each]) for workload in each[0]}
         for name, each in runs.items()

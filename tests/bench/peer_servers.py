@@ -1,28 +1,16 @@
-"""How Remora and its peers are found, started, awaited and stopped; all with the same weights and the same threads."""
+"""How Remora and its peers are found and started: all with the same weights and the same threads."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-
-import httpx
 
 from tests.bench.figures import BenchError
 from tests.bench.free_port import free_port
+from tests.bench.served import Launch, remora_launch
 
-START_S, STOP_S, ANSWER_S, LOOK_S = 900.0, 60.0, 10.0, 0.25
-"""vLLM compiles for minutes when it starts for the first time."""
-TAIL_BYTES = 3000
 SLOTS, SLOT_TOKENS = 16, 8192
 LLAMA_SERVER, VLLM = "REMORA_LLAMA_SERVER", "REMORA_VLLM"
 VLLM_KV_GIB = 4
@@ -45,41 +33,19 @@ class Setting:
     quantization: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """A server to start. /health is answered with 200 once it can serve. `version`: (route, name) where it says its
-    version; None: it is the one beside this client. `remark`: what its version does not say."""
-
-    name: str
-    command: Sequence[str]
-    port: int
-    remark: str = ""
-    version: tuple[str, str] | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-
 def remora(setting: Setting) -> Launch:
-    port = free_port()
-    database = setting.logs / "remora.sqlite"
-    for left in setting.logs.glob(f"{database.name}*"):
-        left.unlink()
-    values = {
+    return remora_launch({**remora_settings(setting), "workers.threads": setting.threads}, setting.logs)
+
+
+def remora_settings(setting: Setting) -> dict[str, object]:
+    """By path: what it is given whenever it is measured."""
+    values: dict[str, object] = {
+        "model.id": setting.folder,
         "model.dtype": "auto" if setting.quantization else "bfloat16",
         "model.served_name": setting.model,
-        "workers.threads": setting.threads,
-        "store.url": f"sqlite:{database}",
         "ingress.haproxy": True,  # As in production; the peers have no proxy at all before them.
     }
-    if setting.quantization:
-        values["model.quantization"] = setting.quantization
-    command = [sys.executable, "-m", "cluster.cli", "serve", "--model", str(setting.folder), "--port", str(port)]
-    for path, value in values.items():
-        command += ["--set", f"{path}={value}"]
-    return Launch(name="remora", command=command, port=port, remark=setting.quantization)
+    return values | ({"model.quantization": setting.quantization} if setting.quantization else {})
 
 
 def llama_server(setting: Setting) -> Launch:
@@ -141,69 +107,3 @@ def _preloads(program: Path) -> list[str]:
 
 def _library_folders() -> list[str]:
     return ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/lib", "/usr/lib"]
-
-
-@contextmanager
-def started(launch: Launch, logs: Path) -> Iterator[int]:
-    """The server, whose process id it gives, answers inside. Raises BenchError with the end of its output when it does
-    not come up."""
-    log = logs / f"{launch.name}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            launch.command,
-            env={**os.environ, **launch.environment},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    try:
-        _await_health(launch, process, log)
-        yield process.pid
-    finally:
-        _stop(process)
-
-
-def version_of(launch: Launch) -> str:
-    """Of a server that runs. Raises BenchError."""
-    if launch.version is None:
-        return f"{importlib.metadata.version('remora')} {launch.remark}".strip()
-    route, name = launch.version
-    try:
-        with httpx.Client(base_url=launch.url, timeout=ANSWER_S, trust_env=False) as http:
-            return str(http.get(route).raise_for_status().json()[name])
-    except (httpx.HTTPError, KeyError) as error:
-        raise BenchError(f"{launch.name} does not say its version: {error!r}") from error
-
-
-def _await_health(launch: Launch, process: subprocess.Popen[bytes], log: Path) -> None:
-    give_up_at = time.monotonic() + START_S
-    with httpx.Client(base_url=launch.url, timeout=ANSWER_S, trust_env=False) as http:
-        while not _healthy(http):
-            if process.poll() is not None:
-                raise BenchError(f"{launch.name} ended with {process.returncode}:\n{_tail(log)}")
-            if time.monotonic() > give_up_at:
-                raise BenchError(f"{launch.name} is not ready after {START_S:.0f} s:\n{_tail(log)}")
-            time.sleep(LOOK_S)
-
-
-def _healthy(http: httpx.Client) -> bool:
-    try:
-        return http.get("/health").status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Its own processes too: whatever is left of its group after it was asked to go is killed."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # What follows ends it.
-            process.wait(STOP_S)
-    with contextlib.suppress(ProcessLookupError):  # Mostly nothing is left.
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(STOP_S)
-
-
-def _tail(log: Path) -> str:
-    return log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")

@@ -58,7 +58,7 @@ def _targets(tree: dict[str, Any]) -> str:
     if not tree["targets"]:
         return ""
     servers = list(tree["servers"])
-    rows = [["to reach", *servers, "best peer", "ratio", "bound", ""]]
+    rows = [["to reach", *servers, "against", "ratio", "bound", ""]]
     for row in tree["targets"]:
         values = [shown(row["values"][name]) if name in row["values"] else "–" for name in servers]
         verdict = "reached" if row["reached"] else "**not yet**"

@@ -8,71 +8,35 @@ is the only way to compare two on a machine that does other things. Times are se
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import httpx
-
-from tests.bench.figures import BenchError, Figures, Summary, summarise
-from tests.bench.free_port import free_port
+from tests.bench.figures import Figures, Summary, summarise
 from tests.bench.process_watch import ProcessWatch, Seen, pss_bytes
+from tests.bench.served import await_health, remora_launch, spawned
 
-GIVE_UP_S, STOP_S, LOOK_S = 300.0, 60.0, 0.03
+LOOK_S = 0.03
 WORKER = "WorkerActor"
 MIB = 2**20
 
 
-def measured(tree: Path, workers: int, settings: Sequence[str], python: str) -> Figures:
+def measured(tree: Path, workers: int, settings: Mapping[str, object], python: str) -> Figures:
     """One start and stop of what is checked out at `tree`. Raises BenchError when it does not answer."""
-    port = free_port()
     with tempfile.TemporaryDirectory(prefix="startup-") as folder:
-        command = [python, "-m", "cluster.cli", "serve", "--port", str(port), "--workers", str(workers)]
-        for assignment in (f"store.url=sqlite:{folder}/sessions.sqlite", *settings):
-            command += ["--set", assignment]
-        log = Path(folder) / "output"
-        with log.open("wb") as output:
-            begun = time.monotonic()
-            process = subprocess.Popen(
-                command,
-                cwd=tree,
-                env={**os.environ, "PYTHONPATH": str(tree)},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        try:
+        logs = Path(folder)
+        launch = remora_launch({"workers.count": workers, **settings}, logs, python=python)
+        launch = replace(launch, folder=tree, environment={"PYTHONPATH": str(tree)})
+        begun = time.monotonic()
+        with spawned(launch, logs) as process:
             with ProcessWatch(process.pid) as watch:
-                listening, healthy = _await_health(port, process, log)
+                listening, healthy = await_health(launch, process, logs, LOOK_S)
             memory = _memory_of_workers(watch)
             return {**_phases(watch, begun), "port open": listening - begun, "healthy": healthy - begun, **memory}
-        finally:
-            _stop(process)
-
-
-def _await_health(port: int, process: subprocess.Popen[bytes], log: Path) -> tuple[float, float]:
-    """When something listened first, and when /health said 200."""
-    listening = 0.0
-    give_up_at = time.monotonic() + GIVE_UP_S
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10.0, trust_env=False) as http:
-        while time.monotonic() < give_up_at:
-            try:
-                status = http.get("/health").status_code
-                listening = listening or time.monotonic()
-                if status == httpx.codes.OK:
-                    return listening, time.monotonic()
-            except httpx.TransportError:
-                if process.poll() is not None:
-                    raise BenchError(f"the server ended:\n{log.read_text(errors='replace')}") from None
-            time.sleep(LOOK_S)
-    raise BenchError(f"no answer after {GIVE_UP_S:.0f} s:\n{log.read_text(errors='replace')}")
 
 
 def _phases(watch: ProcessWatch, begun: float) -> Figures:
@@ -103,15 +67,6 @@ def _memory_of_workers(watch: ProcessWatch) -> Figures:
     return {"workers' Pss MiB": sum(sizes) / MIB}
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(STOP_S)
-
-
 def _common(runs: Sequence[Figures]) -> list[Figures]:
     """What all of them name: a process may be gone before it was looked at."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
@@ -137,13 +92,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--python", default=sys.executable, help="the interpreter that runs the server")
     args = parser.parse_args(argv)
     found: dict[str, list[Figures]] = {str(tree.absolute()): [] for tree in args.trees}
-    try:
-        for number in range(args.repeats):
-            for tree, runs in found.items():
-                runs.append(measured(Path(tree), args.workers, args.set, args.python))
-                print(f"{number + 1} of {args.repeats}: {tree}: {runs[-1]['healthy']:.2f} s", file=sys.stderr)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+    settings = {path: value for path, _, value in (assignment.partition("=") for assignment in args.set)}
+    for number in range(args.repeats):
+        for tree, runs in found.items():
+            runs.append(measured(Path(tree), args.workers, settings, args.python))
+            print(f"{number + 1} of {args.repeats}: {tree}: {runs[-1]['healthy']:.2f} s", file=sys.stderr)
     print(table({tree: summarise(_common(runs)) for tree, runs in found.items()}))
     return 0

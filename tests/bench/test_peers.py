@@ -14,18 +14,19 @@ from tests.bench import peers
 from tests.bench.compare import labelled, table
 from tests.bench.figures import BenchError, Reply, Summary, crowd_figures, gap_figures, summarise
 from tests.bench.free_port import free_port
-from tests.bench.peer_report import PeerReport, ServerReport, target_rows, targets_table
-from tests.bench.peer_servers import LLAMA_SERVER, Launch, Missing, Setting, llama_server, remora, started, version_of
+from tests.bench.peer_servers import LLAMA_SERVER, Missing, Setting, llama_server, remora
 from tests.bench.plots import HOW_TO_GET_IT, NoPlots, by_streams, by_turn, draw
 from tests.bench.result_tables import BEGIN, END, main, put_into
+from tests.bench.served import Launch, started, version_of
+from tests.bench.servers_report import ServerReport, ServersReport, target_rows, targets_table
 from tests.bench.written import read
 
 SERVER = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        body = b'{"version": "1.2"}'
-        self.send_response(200 if self.path in ("/health", "/version") else 404)
+        body = b'{"version": "1.2", "workers": [{"runner": "fused"}, {"runner": "fused"}]}'
+        self.send_response(200 if self.path in ("/health", "/version", "/v1/stats") else 404)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -43,7 +44,9 @@ def one(value: float) -> Summary:
 
 def report(folder: Path, **servers: dict[str, dict[str, float]]) -> Path:
     """A written comparison: `servers[name][workload][figure]`."""
-    made = PeerReport(
+    made = ServersReport(
+        judged=peers.OURS,
+        targets=peers.TARGETS,
         taken_at="2030-01-01T00:00:00+00:00",
         model="m",
         seed=7,
@@ -72,6 +75,7 @@ def test_a_server_is_awaited_asked_and_stopped(tmp_path: Path) -> None:
     )
     with started(launch, tmp_path):
         assert version_of(launch) == "1.2"
+        assert version_of(replace(launch, version=None)).endswith(" (fused)")
     with pytest.raises(BenchError, match="does not say its version"):
         version_of(launch)
 
@@ -111,17 +115,16 @@ def test_a_comparison_needs_somebody_to_compare_with(
 def test_all_servers_have_the_same_threads_and_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LLAMA_SERVER, sys.executable)
     ours, theirs = remora(setting(tmp_path)).command, llama_server(setting(tmp_path)).command
-    assert {"workers.threads=2", "model.dtype=bfloat16", str(tmp_path / "model")} <= set(ours)
+    assert {"workers.threads=2", "model.dtype=bfloat16", f"model.id={tmp_path / 'model'}"} <= set(ours)
     assert theirs[theirs.index("-t") + 1] == theirs[theirs.index("-tb") + 1] == "2"
 
 
-def test_int8_is_ours_alone_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not int8 has the dtype that the CPU is best at: those that lack bf16 have int8, too."""
     monkeypatch.setenv(LLAMA_SERVER, sys.executable)
     asked = replace(setting(tmp_path), quantization="int8")
     ours = remora(asked)
     assert {"model.quantization=int8", "model.dtype=auto"} <= set(ours.command)
-    assert version_of(ours).endswith(" int8")
     assert not any(word.endswith("int8") for word in llama_server(asked).command)
     assert not any(word.startswith("model.quantization") for word in remora(setting(tmp_path)).command)
 
@@ -129,12 +132,12 @@ def test_int8_is_ours_alone_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_targets_are_against_the_best_peer() -> None:
     """Of a rate the highest, of a time the lowest."""
     medians = {"remora": rates(160.0, 0.4), "a": rates(100.0, 2.0), "b": rates(80.0, 1.0)}
-    rows = {row.name: row for row in target_rows(medians)}
+    rows = {row.name: row for row in target_rows(medians, peers.OURS, peers.TARGETS)}
     decode, wait = rows["decode, 8 streams, tok/s"], rows["chat, TTFT p50, s"]
     assert (decode.best, decode.ratio, decode.bound, decode.reached) == ("a", 1.6, "≥ 1.6", True)
     assert (wait.best, wait.ratio, wait.bound, wait.reached) == ("b", 0.4, "≤ 0.2", False)
-    assert "NOT YET" in targets_table(medians)
-    assert target_rows({"remora": rates(1.0, 1.0)}) == []
+    assert "NOT YET" in targets_table(list(medians), list(rows.values()))
+    assert target_rows({"remora": rates(1.0, 1.0)}, peers.OURS, peers.TARGETS) == []
 
 
 def test_what_was_measured_becomes_a_page(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the comparison with the peers found, and the ratios that are to be reached."""
+"""What servers that took turns were found to do, and the ratios that are to be reached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 from tests.bench.figures import Figures, Summary, summarise
 from tests.bench.report import machine, shown, versions
 
-OURS = "remora"
 Medians = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Median by server, workload and figure."""
 
@@ -31,10 +30,27 @@ class ServerReport:
         return {workload: summarise(figures) for workload, figures in self.repeats.items()}
 
 
-@dataclass(slots=True, kw_only=True)
-class PeerReport:
-    """`failed`: why a peer was left out, by its name. `load_before` as in `Report`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The judged server's `figure` is to be at least `times` the best other's; of a time (`_s`), at most."""
 
+    name: str
+    workload: str
+    figure: str
+    times: float
+
+    @property
+    def is_time(self) -> bool:
+        return self.figure.endswith("_s") and not self.figure.endswith("tok_s")
+
+
+@dataclass(slots=True, kw_only=True)
+class ServersReport:
+    """`judged`: the server that `targets` are to be reached by. `failed`: why another was left out, by its name.
+    `load_before` as in `Report`."""
+
+    judged: str
+    targets: Sequence[Target]
     taken_at: str
     model: str
     seed: int
@@ -54,6 +70,9 @@ class PeerReport:
             }
             for name, server in self.servers.items()
         }
+
+    def target_rows(self) -> list[TargetRow]:
+        return target_rows(self.medians(), self.judged, self.targets)
 
     def write(self, path: Path) -> None:
         tree = {
@@ -78,7 +97,7 @@ class PeerReport:
                 for name, server in self.servers.items()
             },
             "failed": self.failed,
-            "targets": [asdict(row) for row in target_rows(self.medians())],
+            "targets": [asdict(row) for row in self.target_rows()],
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
@@ -96,32 +115,8 @@ class PeerReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Remora's `figure` is to be at least `times` the best peer's; of a time (`_s`), at most."""
-
-    name: str
-    workload: str
-    figure: str
-    times: float
-
-    @property
-    def is_time(self) -> bool:
-        return self.figure.endswith("_s") and not self.figure.endswith("tok_s")
-
-
-TARGETS = (
-    Target(name="decode, 1 stream, tok/s", workload="decode_1", figure="decode_tok_s", times=1.05),
-    Target(name="decode, 8 streams, tok/s", workload="decode_8", figure="decode_tok_s", times=1.6),
-    Target(name="decode, 16 streams, tok/s", workload="decode_16", figure="decode_tok_s", times=1.6),
-    Target(name="prefill, tok/s", workload="prefill", figure="prefill_tok_s", times=1.0),
-    Target(name="chat, output tok/s", workload="chat", figure="output_tok_s", times=1.35),
-    Target(name="chat, TTFT p50, s", workload="chat", figure="ttft_p50_s", times=0.2),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRow:
-    """One target as measured. `values`: medians by server; `ratio`: Remora's over the best peer's."""
+    """One target as measured. `values`: medians by server; `ratio`: of the one that is judged over the best other's."""
 
     name: str
     values: dict[str, float]
@@ -131,20 +126,20 @@ class TargetRow:
     reached: bool
 
 
-def target_rows(medians: Medians) -> list[TargetRow]:
-    """Of the targets that Remora and at least one peer were measured on."""
+def target_rows(medians: Medians, judged: str, targets: Sequence[Target]) -> list[TargetRow]:
+    """Of the targets that `judged` and at least one other were measured on."""
     rows = []
-    for target in TARGETS:
+    for target in targets:
         values = {
             name: workloads[target.workload][target.figure]
             for name, workloads in medians.items()
             if target.figure in workloads.get(target.workload, {})
         }
-        peers = [name for name in values if name != OURS]
-        if OURS not in values or not peers:
+        others = [name for name in values if name != judged]
+        if judged not in values or not others:
             continue
-        best = (min if target.is_time else max)(peers, key=values.__getitem__)
-        ratio = values[OURS] / values[best]
+        best = (min if target.is_time else max)(others, key=values.__getitem__)
+        ratio = values[judged] / values[best]
         rows.append(
             TargetRow(
                 name=target.name,
@@ -158,11 +153,10 @@ def target_rows(medians: Medians) -> list[TargetRow]:
     return rows
 
 
-def targets_table(medians: Medians) -> str:
+def targets_table(servers: Sequence[str], rows: Sequence[TargetRow]) -> str:
     """For people: every server's median, the ratio and whether it is enough."""
-    servers = list(medians)
-    lines = [f"{'':28}" + "".join(f"{name:>14}" for name in servers) + f"{'best peer':>15}{'ratio':>8}{'to reach':>10}"]
-    for row in target_rows(medians):
+    lines = [f"{'':28}" + "".join(f"{name:>14}" for name in servers) + f"{'against':>15}{'ratio':>8}{'to reach':>10}"]
+    for row in rows:
         cells = "".join(f"{shown(row.values[name]) if name in row.values else '–':>14}" for name in servers)
         verdict = "reached" if row.reached else "NOT YET"
         lines.append(f"{row.name:28}{cells}{row.best:>15}{row.ratio:>8.2f}{row.bound:>10}  {verdict}")
