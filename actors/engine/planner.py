@@ -10,9 +10,9 @@ from actors.engine.clocks import Clock
 from actors.engine.core import Core
 from actors.engine.hibernation import Hibernation
 from actors.engine.plan import PENDING, DecodeRow, Decodes, PlanItem, StepPlan
-from actors.engine.policy import share_prefill
+from actors.engine.policy import ageing, share_prefill
 from actors.engine.preemption import Preemption
-from actors.engine.request import Request, RequestState
+from actors.engine.request import Awaited, Request, RequestState
 from actors.engine.settings import bounded
 
 WAITING = RequestState.WAITING
@@ -31,6 +31,7 @@ class Planner:
         self._hibernation = hibernation
         self._preemption = preemption
         self._number = 0
+        self._ageing = ageing(core.settings)
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when there is nothing that could be computed now."""
@@ -100,13 +101,18 @@ class Planner:
     def _add_prefills(self, items: list[PlanItem], prompts: list[Request], budget: int, now: float) -> None:
         if not prompts:
             return
-        grants = share_prefill([self._ready(request) for request in prompts], budget)
-        for request, count in zip(prompts, self._scorable(prompts, grants), strict=True):
+        waited = [self._waited(request) for request in prompts]
+        grants = share_prefill([self._ready(request) for request in prompts], waited, budget)
+        for request, count in zip(prompts, self._scorable(prompts, grants, waited), strict=True):
             in_batch = request.state is not WAITING
             if count and in_batch and not request.preempt_wanted and self._preemption.make_room(request, count, now):
                 items.append(self._item(request, count, now))
 
-    def _scorable(self, prompts: list[Request], grants: list[int]) -> list[int]:
+    def _waited(self, request: Request) -> int:
+        """For how many tokens its steps in the batch count."""
+        return self._ageing * (self._number - request.began_step)
+
+    def _scorable(self, prompts: list[Request], grants: list[int], waited: list[int]) -> list[int]:
         """As much of `grants` as can be scored in one step: that is shared among those that are scored as the step
         itself is among all (rule P7)."""
         scored = {
@@ -115,7 +121,8 @@ class Planner:
             if request.scored < request.prompt_len
         }
         counts = list(grants)
-        for at, most in zip(scored, share_prefill(list(scored.values()), MAX_SCORED), strict=True):
+        shares = share_prefill(list(scored.values()), [waited[at] for at in scored], MAX_SCORED)
+        for at, most in zip(scored, shares, strict=True):
             counts[at] = scoring.most_positions(prompts[at], prompts[at].planned, grants[at], most)
         return counts
 
@@ -176,19 +183,19 @@ class Planner:
     def _admit(self, begun: list[Request], seats: int, now: float) -> list[Request]:
         """The prompts to work on: those begun, then waiting ones as long as seats, pages and budget allow, in order."""
         core, prompts = self._core, begun
+        oldest = prompts[0] if prompts else None
         promised: int | None = None
         passed_over = looked_up = 0
         while core.requests.num_running < core.settings.max_running and len(prompts) < seats:
             request = core.requests.nth_waiting(passed_over)
             if request is None:
                 break
-            if self._still_awaits(request):
+            if self._still_awaits(request, oldest):
                 passed_over += 1
                 continue
             if promised is None:
                 promised = sum(self._missing_pages(running) for running in core.requests.running())
             covered = self._begin(request)
-            oldest = min(prompts, key=lambda one: one.order, default=request)
             if any(self._will_have(request, covered, other, oldest) for other in prompts):
                 core.kv.release(request.uid)
                 passed_over += 1
@@ -205,23 +212,32 @@ class Planner:
             promised += missing
             self._start(request, covered, now)
             prompts.append(request)
+            oldest = request if oldest is None else min(oldest, request, key=lambda one: one.order)
         return sorted(prompts, key=lambda request: request.order)
 
-    def _still_awaits(self, request: Request) -> bool:
+    def _still_awaits(self, request: Request, oldest: Request | None) -> bool:
         """Whether what it was last found to wait for is still being computed: many may wait for many steps, and to look
         into the cache for each of them in each step would take longer than the step."""
-        other = self._core.requests.by_uid(request.awaits[0])
-        return other is not None and other.state is RequestState.PREFILL and other.computed < request.awaits[1]
+        awaited = request.awaits
+        other = self._core.requests.by_uid(awaited.uid)
+        if other is None or other.state is not RequestState.PREFILL or other.computed >= awaited.tokens:
+            return False
+        return self._comes_soon(other, awaited.todo, oldest)
 
-    def _will_have(self, request: Request, covered: int, other: Request, oldest: Request) -> bool:
+    def _comes_soon(self, other: Request, todo: int, oldest: Request | None) -> bool:
+        """Whether a prompt has its part of the next steps, as one with `todo` tokens would. Otherwise it may get
+        nothing for a while: the rest goes to shorter ones (`share_prefill`)."""
+        return other is oldest or other.remaining - self._waited(other) <= 2 * todo
+
+    def _will_have(self, request: Request, covered: int, other: Request, oldest: Request | None) -> bool:
         """Whether most of what `request` has to compute is what `other` is computing: then it comes sooner, and is held
         once, if it waits until it can be found in the cache (rule K3). Nobody waits for one that comes after it: that
         one may get little of each step (rule P7)."""
         settings, todo = self._core.settings, len(request.tokens) - covered
         if other.order > request.order or request.scored < request.prompt_len:
             return False
-        if other.remaining > 2 * todo and other is not oldest:
-            return False  # It may get nothing of the next steps: the rest goes to shorter ones (`share_prefill`).
+        if not self._comes_soon(other, todo, oldest):
+            return False
         if not settings.prefix_cache or todo < settings.worth_sharing_tokens or request.keys.root != other.keys.root:
             return False
         if request.turn is not None and request.turn.keep:
@@ -231,7 +247,8 @@ class Planner:
         full = min(len(request.tokens) - 1, other.prompt_len) // size
         if pages > full or other.computed >= pages * size or request.keys[pages - 1] != other.keys[pages - 1]:
             return False
-        request.awaits = (other.uid, request.keys.in_common(other.keys.first(full), full) * size)
+        in_common = request.keys.in_common(other.keys.first(full), full)
+        request.awaits = Awaited(other.uid, in_common * size, todo)
         return True
 
     def _begin(self, request: Request) -> int:
@@ -241,6 +258,7 @@ class Planner:
 
     def _start(self, request: Request, covered: int, now: float) -> None:
         request.computed = request.planned = covered
+        request.began_step = self._number
         if request.cached_tokens is None:
             request.cached_tokens = min(covered, request.prompt_len)  # A resumed request may find output, too.
             self._core.totals.cached_tokens += request.cached_tokens

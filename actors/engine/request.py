@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from actors.engine.context import Context
 from actors.engine.kv.keys import PrefixKeys
@@ -24,6 +24,17 @@ NO_ROW = DecodeRow(-1, (), SamplingParams(), 0)
 
 
 Order = tuple[int, float, int]
+
+
+class Awaited(NamedTuple):
+    """Another request, by uid, that computes the first `tokens` of one that has `todo` tokens to compute."""
+
+    uid: int
+    tokens: int
+    todo: int
+
+
+NOBODY = Awaited(0, 0, 0)
 
 
 class RequestState(Enum):
@@ -135,6 +146,8 @@ class Request:
     cached_tokens: int | None = None
     """Prompt tokens found in the cache when it first ran. None: it has not run."""
     first_forward_at: float | None = None
+    began_step: int = 0
+    """Number of the last plan before it came into the batch."""
     preemptions: int = 0
     furthest: int = 0
     """One past the last position that had been planned when it was preempted."""
@@ -166,8 +179,8 @@ class Request:
     """Where in the prompt the next token stands whose log probability is to be told; `prompt_len`: there is none."""
     scores: list[PromptScore] = field(default_factory=list)
     """What was told of the prompt."""
-    awaits: tuple[int, int] = (0, 0)
-    """Whom it lets compute what both begin with, by uid, and up to how many tokens."""
+    awaits: Awaited = NOBODY
+    """Whom it lets compute what both begin with."""
     followers: list[Follower] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
     sampling: SamplingParams = field(init=False)

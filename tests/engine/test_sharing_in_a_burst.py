@@ -159,6 +159,24 @@ def test_nobody_waits_for_a_long_prompt_that_gets_nothing(depth: int) -> None:
     assert short.ids == expected([*begin, 1, 2, 3], 4)
 
 
+def test_nobody_goes_on_waiting_for_a_long_prompt_that_no_longer_gets_anything(depth: int) -> None:
+    """P7, K3: the long one was the first, and one of higher priority has come; shorter ones have the other half."""
+    driver = Driver(depth=depth, page_size=16, kv_tokens=16384, max_context=4096, max_step_tokens=64)
+    begin = [7 * n % 250 for n in range(160)]
+    driver.submit("long", [*begin, *(3 * n % 250 for n in range(2000))], 4)
+    short = driver.submit("short", [*begin, 1, 2, 3], 4)
+    driver.step()
+    assert states(driver)["short"] is RequestState.WAITING
+    driver.submit("urgent", [n % 250 for n in range(3000)], 4, priority=1)
+    for number in range(2):
+        driver.submit(f"middle{number}", [number, *(11 * n % 250 for n in range(600))], 4)
+    for _ in range(8 + depth):
+        driver.step()
+    assert short.ids
+    driver.run()
+    assert short.ids == expected([*begin, 1, 2, 3], 4)
+
+
 def test_short_prompts_are_admitted_however_many_long_ones_have_begun(depth: int) -> None:
     """P7: what replies leave of a step is shared, and does not say who may begin."""
     driver = Driver(depth=depth, kv_tokens=4096, max_step_tokens=16, mixed_prefill_tokens=4)

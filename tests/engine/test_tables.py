@@ -53,23 +53,28 @@ def test_ended_and_closed_are_for_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    ("remaining", "budget", "grants"),
+    ("remaining", "waited", "budget", "grants"),
     [
-        ([], 10, []),
-        ([100], 10, [10]),
-        ([100, 4], 10, [6, 4]),
-        ([100, 50, 4], 10, [5, 1, 4]),
-        ([2, 50], 10, [2, 8]),
-        ([100, 100], 1, [1, 0]),
-        ([3, 3, 3], 9, [3, 3, 3]),
-        ([20, 20, 20], 30, [20, 10, 0]),
-        ([100, 20, 20], 30, [15, 15, 0]),
-        ([20, 100, 4], 30, [20, 6, 4]),
+        ([], [], 10, []),
+        ([100], [0], 10, [10]),
+        ([100, 4], [0, 0], 10, [6, 4]),
+        ([100, 50, 4], [0, 0, 0], 10, [5, 1, 4]),
+        ([2, 50], [0, 0], 10, [2, 8]),
+        ([100, 100], [0, 0], 1, [1, 0]),
+        ([3, 3, 3], [0, 0, 0], 9, [3, 3, 3]),
+        ([20, 20, 20], [0, 0, 0], 30, [20, 10, 0]),
+        ([100, 20, 20], [0, 0, 0], 30, [15, 15, 0]),
+        ([20, 100, 4], [0, 0, 0], 30, [20, 6, 4]),
+        ([100, 20, 20], [0, 0, 1], 30, [15, 0, 15]),
+        ([100, 50, 4], [0, 46, 0], 10, [5, 5, 0]),
+        ([100, 50, 4], [0, 45, 0], 10, [5, 1, 4]),
     ],
 )
-def test_prefill_budget_is_shared_so_that_nobody_is_stuck(remaining: list[int], budget: int, grants: list[int]) -> None:
-    """P7: half is sure for the oldest, the rest goes to whoever needs the least."""
-    assert share_prefill(remaining, budget) == grants
+def test_prefill_budget_is_shared_so_that_nobody_is_stuck(
+    remaining: list[int], waited: list[int], budget: int, grants: list[int]
+) -> None:
+    """P7: half is sure for the oldest, the rest goes to whoever needs the least, less what it has waited."""
+    assert share_prefill(remaining, waited, budget) == grants
 
 
 def test_victim_is_lowest_priority_then_latest() -> None:
