@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from tests.bench import bench_models
 from tests.bench.figures import BenchError
 from tests.bench.over_http import Asked, measure, say
 from tests.bench.plots import NoPlots, draw
@@ -34,7 +35,7 @@ Measured = tuple[str, dict[str, list[dict[str, float]]]]
 def add_options(parser: argparse.ArgumentParser, workloads: Sequence[str], rounds: int) -> None:
     """What every measurement by turns can be told, with its defaults."""
     parser.add_argument("--workloads", nargs="+", choices=NAMES, default=workloads)
-    parser.add_argument("--model", default="default", help="as `remora serve` takes it, or a name of bench_models")
+    parser.add_argument("--model", default="default", help=bench_models.HELP)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--repeats", type=int, default=1, help="of each workload in each round")
     parser.add_argument("--seed", type=int, default=None, help="of the prompts (default: new each time)")

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from actors.engine.plan import NUM_RESERVED_PAGES
-from actors.model.source import resolve
 from actors.model.tokenizer import Tokenizer
 from actors.runner.cpu.load import load_decoder
 from actors.runner.cpu.model import fused_library
 from actors.runner.torch.setup import ModelSetup
+from tests.bench import bench_models
 
 WINDOW = 512
 PROMPT, REPLY, BATCH = 64, 128, 16
@@ -118,13 +118,13 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench quality", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="default", help="as `remora serve` takes it (default: %(default)s)")
+    parser.add_argument("--model", default="default", help=bench_models.HELP)
     parser.add_argument("--dtype", default="auto", help="of what is not int8 (default: what this CPU is best at)")
     parser.add_argument("--tokens", type=int, default=6144, help="of each text (default: %(default)s)")
     parser.add_argument("--prompts", type=int, default=16, help="of each text (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args(argv)
-    folder = resolve(args.model)
+    _, folder = bench_models.found(args.model)
     tokenizer = Tokenizer.load(folder)
     asked = {}
     for name, text in texts().items():
@@ -134,7 +134,7 @@ def main(argv: list[str]) -> int:
         asked[name] = windows, [ids[begin : begin + PROMPT] for begin in range(0, stride * args.prompts, stride)]
     heard: list[dict[str, Heard]] = []
     for quantization in ("", "int8"):
-        judge = Judge(folder.path, args.dtype, quantization, args.threads)
+        judge = Judge(folder, args.dtype, quantization, args.threads)
         print(f"{'int8' if quantization else 'plain'}: {judge.name}", flush=True)
         heard.append({name: judge.hear(*each) for name, each in asked.items()})
         judge.close()

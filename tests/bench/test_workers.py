@@ -56,8 +56,8 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str = "")
             raise BenchError("no room")
         rate = 100.0 if server.name == "1 worker" else 96.0
         return "1 (fused)", {
-            "decode_8": [{"decode_tok_s": rate}],
-            "decode_16": [{"decode_tok_s": 90.0}],
+            "decode_8": [{"with_prefill_tok_s": rate}],
+            "decode_16": [{"with_prefill_tok_s": 90.0}],
             "chat": [{"output_tok_s": rate, "cached_ratio": rate / 200}],
         }
 
@@ -84,7 +84,7 @@ def test_what_was_measured_becomes_a_page(tmp_path: Path, monkeypatch: pytest.Mo
     measured(tmp_path, monkeypatch)
     page = markdown([read(tmp_path / "workers.json")])
     assert page.startswith("## 1 worker, 2 workers by turns")
-    assert "| decode, 8 streams, tok/s | 100 | 96 | 1 worker | 0.96 | ≥ 0.95 | reached |" in page
+    assert "| 8 streams, output tok/s | 100 | 96 | 1 worker | 0.96 | ≥ 0.95 | reached |" in page
 
 
 def test_it_fails_with_the_server_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

