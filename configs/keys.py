@@ -25,8 +25,8 @@ from typing import Any
 
 import yaml
 
+from configs.edge import AuthConfig, TenantLimits
 from configs.load import ConfigError, check_key, check_name, check_sha256, check_tenants, from_tree
-from configs.schema import AuthConfig, TenantLimits
 
 KEYS_VARIABLE = "REMORA_API_KEYS"
 PREFIX = "rmk-"

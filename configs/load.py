@@ -13,7 +13,10 @@ from typing import Any, TypeVar
 import yaml
 
 from configs import quantization, ranks, rollout, scaling
-from configs.schema import RUNNERS, AuthConfig, IngressConfig, RemoraConfig, StoreConfig, TenantLimits
+from configs.edge import AuthConfig, IngressConfig, TenantLimits
+from configs.schema import RemoraConfig
+from configs.sessions import StoreConfig
+from configs.workers import RUNNERS
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from configs.schema import ModelConfig, WorkerConfig
+from configs.workers import ModelConfig, WorkerConfig
 
 QUANTIZATIONS = ("", "int8")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from configs.schema import WorkerConfig
+from configs.workers import WorkerConfig
 
 PLACEMENTS = {"strict_pack": "STRICT_PACK", "pack": "PACK"}
 """What `workers.rank_placement` may say, and what Ray calls it."""

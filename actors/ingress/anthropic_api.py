@@ -17,7 +17,7 @@ from actors.ingress.generation import GenerationRequest
 from actors.ingress.plain_routes import JsonAnswer, body_fields
 from actors.ingress.text import TextModel
 from actors.ingress.voice import Voice
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 
 class MessagesApi:

@@ -17,7 +17,7 @@ from actors.ingress.text import TextModel
 from actors.ingress.validate import Fields, check_text
 from actors.messages import Grammar
 from actors.model.chat_template import Ends
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 _NOT_HERE = (
     "n",

@@ -23,7 +23,7 @@ from actors.ingress.routing import Call, Router, SessionUse
 from actors.ingress.text import TextModel
 from actors.messages import Grammar, Reason, Submit
 from actors.ports import PoolPort
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from actors.ingress.structured import read_grammar
 from actors.ingress.text import TextModel
 from actors.ingress.validate import Fields, check_choice, check_identifier
 from actors.messages import Grammar, OnBusy, SamplingParams, SessionMode
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 MAX_PRIORITY = 1_000_000
 MAX_DURATION_S = 1e9

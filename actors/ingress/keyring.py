@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from actors.ingress.metrics import Metrics
+from configs import AuthConfig, TenantLimits
 from configs.keys import KeyEntry, KeysFile, configured_keys, read_keys_file
 from configs.load import EVERY_TENANT, ConfigError
-from configs.schema import AuthConfig, TenantLimits
 
 log = logging.getLogger(__name__)
 

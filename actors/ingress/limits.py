@@ -18,7 +18,7 @@ from collections.abc import Callable
 from actors.ingress.errors import ApiError
 from actors.ingress.metrics import Metrics
 from actors.messages import Reason
-from configs.schema import TenantLimits
+from configs import TenantLimits
 
 MINUTE_S = 60.0
 _CONCURRENT_RETRY_S = 1.0

@@ -15,7 +15,7 @@ from actors.ingress.responses.ids import check_own_session
 from actors.ingress.routing import SessionUse
 from actors.ingress.validate import Fields, check_identifier, check_text, wrong_type
 from actors.messages import SamplingParams, TokenIds
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 MAX_TOP = 20
 """Most likely tokens that are told beside each chosen one."""

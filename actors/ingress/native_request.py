@@ -28,7 +28,7 @@ from actors.ingress.native_sampling import MAX_NEW_TOKENS, SETTINGS, PromptSetti
 from actors.ingress.routing import SessionUse
 from actors.ingress.text import TextModel
 from actors.ingress.validate import Fields, wrong_type
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 SHARED = (
     "rid",

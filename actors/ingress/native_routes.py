@@ -19,7 +19,7 @@ from actors.ingress.plain_routes import Handler, plain
 from actors.ingress.prompts import IdsPrompt
 from actors.ingress.text import TextModel
 from actors.ingress.voice import Voice
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 HEALTH_ANSWER_S = 20.0
 """How long one token may take."""

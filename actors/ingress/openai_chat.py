@@ -17,7 +17,7 @@ from actors.ingress.tools import read_tools
 from actors.ingress.validate import Fields
 from actors.ingress.whole import as_whole
 from actors.model.chat_template import Ends
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 _CONTINUED = "continue_final_message"
 _REPLY_BEGINS = "add_generation_prompt"

@@ -12,7 +12,7 @@ from actors.ingress.logprobs import with_completion_logprobs
 from actors.ingress.prompts import IdsPrompt, PromptSource, TextPrompt
 from actors.ingress.text import TextModel
 from actors.ingress.validate import Fields, check_integer, check_text, wrong_type
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 DEFAULT_MAX_TOKENS = 16
 """The OpenAI API's, for this route only."""

@@ -14,7 +14,7 @@ from actors.ingress.openai_chat import read_chat
 from actors.ingress.openai_completion import echoes, read_completion
 from actors.ingress.text import TextModel
 from actors.ingress.voice import Voice
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 
 class ChatApi:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from actors.ingress.errors import ApiError
 from actors.ingress.part_meters import Meter
 from actors.messages import Reason, Stage, Submit
-from configs.schema import TimeoutConfig
+from configs import TimeoutConfig
 
 
 class Patience:

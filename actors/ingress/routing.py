@@ -24,7 +24,7 @@ from actors.ingress.running import Running
 from actors.messages import Notation, OnBusy, Reason, SessionMode, Stage, Submit, TurnOf
 from actors.ports import Member, NoWorker, Placement, PoolAway, PoolPort, SessionLimit, WeightsGone
 from actors.records import SessionExists, SessionUnknown, StoreError
-from configs.schema import ClusterConfig, TimeoutConfig
+from configs import ClusterConfig, TimeoutConfig
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from actors.ingress.errors import ApiError
 from actors.ingress.generation import GenerationRequest
 from actors.ingress.text import TextModel
 from actors.replies.parts import Part
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 INLINE_NUMBERS = 4096
 """With more log probabilities, an answer or a piece of one is not written on the event loop."""

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from actors.worker.build import compute_threads
-from configs import ConfigError, RemoraConfig, load
+from configs import ConfigError, RemoraConfig, WorkerConfig, load
 from configs.digest import worker_digest
-from configs.schema import WorkerConfig
 
 
 def test_a_worker_is_one_process_unless_told_otherwise() -> None:

@@ -21,8 +21,7 @@ from typing import Any
 import orjson
 
 from actors.ingress.load_text import load_text_model
-from configs import from_tree
-from configs.schema import RemoraConfig
+from configs import RemoraConfig, from_tree
 from tests.e2e import census, churn_report
 from tests.e2e.census import Census
 from tests.e2e.oracles import ModelOracle

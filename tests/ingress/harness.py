@@ -12,7 +12,7 @@ from actors.ingress.app import build_app
 from actors.ingress.core import Ingress
 from actors.ingress.text import TextModel
 from actors.ingress.toy_text import toy_text
-from configs.schema import AuthConfig, IngressConfig, RemoraConfig, TenantLimits, TimeoutConfig
+from configs import AuthConfig, IngressConfig, RemoraConfig, TenantLimits, TimeoutConfig
 from tests.ingress.asgi import Client
 from tests.ingress.scripted import Script, ScriptedPool, ScriptedWorker, nothing
 

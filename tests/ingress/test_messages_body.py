@@ -13,7 +13,7 @@ from actors.ingress.generation import GenerationRequest
 from actors.ingress.prompts import ChatPrompt
 from actors.ingress.toy_text import toy_text
 from actors.messages import GrammarKind
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 USER = {"role": "user", "content": "hi"}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Oslo"}}

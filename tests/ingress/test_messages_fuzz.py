@@ -12,7 +12,7 @@ from actors.ingress.anthropic_body import read_message
 from actors.ingress.errors import ApiError
 from actors.ingress.toy_text import toy_text
 from actors.ingress.validate import parse_object
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 WORDS = st.text("ab1 \n\x00é🙂", max_size=6)
 JSON = st.recursive(

@@ -15,7 +15,7 @@ from actors.ingress.native_request import NativeRequest, read_generate
 from actors.ingress.prompts import IdsPrompt, TextPrompt
 from actors.ingress.toy_text import toy_text
 from actors.messages import GrammarKind
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 from tests.ingress.asgi import run
 from tests.ingress.harness import edge
 from tests.ingress.scripted import says

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from actors.messages import Event, Reason, Stage, Submit
-from configs.schema import TimeoutConfig
+from configs import TimeoutConfig
 from tests.ingress.asgi import run
 from tests.ingress.harness import Edge, edge
 from tests.ingress.scripted import aborted, says, stopped, tokens

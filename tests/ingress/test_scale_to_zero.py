@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from configs.schema import AutoscaleConfig
+from configs import AutoscaleConfig
 from tests.ingress.asgi import eventually, run
 from tests.ingress.harness import edge
 from tests.ingress.scripted import says

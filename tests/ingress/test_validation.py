@@ -15,7 +15,7 @@ from actors.ingress.openai_chat import read_chat
 from actors.ingress.toy_text import toy_text
 from actors.ingress.validate import parse_object
 from actors.messages import OnBusy, SessionMode
-from configs.schema import RemoraConfig, TimeoutConfig
+from configs import RemoraConfig, TimeoutConfig
 from tests.ingress.asgi import run
 from tests.ingress.harness import edge
 from tests.ingress.scripted import says

@@ -14,8 +14,7 @@ from actors.runner.cpu.runner import CpuRunner
 from actors.runner.torch.overlapped import OverlappedRunner
 from actors.runner.torch.runner import TorchRunner
 from actors.worker.build import runner_class
-from configs import RemoraConfig, WorkerConfig
-from configs.schema import ModelConfig
+from configs import ModelConfig, RemoraConfig, WorkerConfig
 
 FOLDER = Path("model")
 

@@ -16,7 +16,7 @@ from actors.ingress.responses.tools import read_tools
 from actors.ingress.template_variables import read_variables
 from actors.ingress.text import TextModel
 from actors.ingress.validate import Fields, check_text, wrong_type
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64

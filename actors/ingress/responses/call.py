@@ -31,7 +31,7 @@ from actors.ingress.text import TextModel
 from actors.ingress.voice import Voice
 from actors.messages import Reason, Stage
 from actors.records import StoreError
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from actors.ingress.responses.wording import key_expired, key_reused
 from actors.ingress.storing import in_time, renewed, stubbornly
 from actors.ports import PoolPort
 from actors.records import ClaimStatus, PutStatus, ResultState
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 log = logging.getLogger(__name__)
 

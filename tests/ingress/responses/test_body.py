@@ -15,7 +15,7 @@ from actors.ingress.prompts import ChatPrompt
 from actors.ingress.responses.body import Asked, read_response
 from actors.ingress.toy_text import toy_text
 from actors.messages import GrammarKind
-from configs.schema import RemoraConfig
+from configs import RemoraConfig
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
