@@ -12,7 +12,7 @@ from actors.engine.kv.pages import PageCounts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """Pages by owner, queue lengths and counters. `resident_sessions`: sessions whose KV is held. `images`: sessions
-    that have hibernated KV. Nothing here is counted over for it: there is one in each step."""
+    that have hibernated KV. Nothing here is counted over for it: the loop waits while it is taken."""
 
     pages: PageCounts
     page_size: int

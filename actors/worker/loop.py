@@ -7,6 +7,7 @@ no second loop for that: only the number of launched steps that may wait for the
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -29,10 +30,12 @@ LEASE_LOOK_S = 0.5
 STOP_GRACE_S = 5.0
 """How long a stopping loop waits for the store to answer."""
 STOP_LOOK_S = 0.02
+STATS_PATIENCE_S = 0.1
+"""How long who asks for the stats waits for a verb to end. The longest ones take milliseconds."""
 
 
 class Loop:
-    """Runs on its own thread; the engine and the runner belong to it alone."""
+    """Runs on its own thread; the engine and the runner belong to it alone. `stats` is for any thread."""
 
     def __init__(
         self,
@@ -54,8 +57,20 @@ class Loop:
         self._nothing_to_plan = False
         self.check_invariants = False
         self.progress = Progress(clock)
-        self.stats: EngineStats = engine.snapshot()
-        """The engine as it was after the last turn of the loop; replaced, never changed."""
+        self._verb = threading.Lock()
+        """Held while the engine changes, but never for a step's computation."""
+        self._stats = engine.snapshot()
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine between two verbs: as it is now, or, when a verb does not end, as it was when somebody asked last.
+        Who was answered sees in it what the answer tells of."""
+        if self._verb.acquire(timeout=STATS_PATIENCE_S):
+            try:
+                self._stats = self._engine.snapshot()
+            finally:
+                self._verb.release()
+        return self._stats
 
     def run(self) -> None:
         """Until `stop`; then what came before it is handled, and turns being stored are waited for, for a while."""
@@ -79,22 +94,27 @@ class Loop:
 
     def _work(self, letters: list[Letter]) -> None:
         now = self._clock()
-        outputs: list[Output] = []
-        for letter in letters:
-            outputs += self._engine.handle(letter, now)
-        for ingress in self._outbox.take_dead():
-            logger.warning("ingress %s has stopped polling; its requests end", ingress)
-            outputs += self._engine.handle(IngressLost(ingress=ingress), now)
-        outputs += self._engine.expire(now)
-        self._publish(outputs)
-        plan = self._engine.plan(now)
-        self._publish(self._engine.take_output())
+        self._publish(self._take_in(letters, now))
+        with self._verb:
+            plan, asked = self._engine.plan(now), self._engine.take_output()
+        self._publish(asked)
         self._nothing_to_plan = plan is None and not self._launched
         if plan is not None:
             self._launch(plan)
         if self._launched and (plan is None or len(self._launched) > self._engine.settings.depth):
             self._commit_oldest()
-        self.stats = self._engine.snapshot()
+
+    def _take_in(self, letters: list[Letter], now: float) -> list[Output]:
+        """What has come, and what time brings."""
+        outputs: list[Output] = []
+        with self._verb:
+            for letter in letters:
+                outputs += self._engine.handle(letter, now)
+            for ingress in self._outbox.take_dead():
+                logger.warning("ingress %s has stopped polling; its requests end", ingress)
+                outputs += self._engine.handle(IngressLost(ingress=ingress), now)
+            outputs += self._engine.expire(now)
+        return outputs
 
     def _patience(self) -> float | None:
         """How long to wait for mail: not at all while there is work."""
@@ -115,7 +135,9 @@ class Loop:
             logger.exception("step %d could not be launched", plan.number)
             while self._launched:
                 self._commit_oldest()
-            self._publish(self._engine.fail(plan, "the step could not be launched", self._clock()))
+            with self._verb:
+                outputs = self._engine.fail(plan, "the step could not be launched", self._clock())
+            self._publish(outputs)
             return
         self._launched.append((plan, handle))
 
@@ -125,9 +147,11 @@ class Loop:
             result = handle.wait()
         except Exception:
             logger.exception("step %d failed", plan.number)
-            outputs = self._engine.fail(plan, "the step failed", self._clock())
+            with self._verb:
+                outputs = self._engine.fail(plan, "the step failed", self._clock())
         else:
-            outputs = self._engine.commit(plan, result, self._clock())
+            with self._verb:
+                outputs = self._engine.commit(plan, result, self._clock())
         self.progress.step_returned()
         self._publish(outputs)
         if self.check_invariants:
@@ -137,16 +161,10 @@ class Loop:
         if not outputs:
             return
         events: list[Event] = []
-        answered = False
         for output in outputs:
-            if type(output) is StepTokens or type(output) is Tokens:
+            if type(output) is StepTokens or type(output) is Tokens or isinstance(output, Event):
                 events.append(output)
-            elif isinstance(output, Event):
-                events.append(output)
-                answered = True
             else:
                 self._perform(output)
-        if answered:
-            self.stats = self._engine.snapshot()  # Before anybody hears of it: who was answered sees it in the stats.
         if events:
             self._outbox.publish(events)

@@ -10,7 +10,7 @@ from tests.bench.turn_cost import Shape, Talk, growth
 
 def test_a_step_under_load_is_measured() -> None:
     times = measure(Load(running=4, waiting=6, sessions=3), steps=5)
-    assert len(times.plan) == len(times.commit) == len(times.rest) == 5
+    assert len(times.plan) == len(times.commit) == len(times.rest) == len(times.look) == 5
     found = row(Load(4, 6, 3), times, alone_us=1.0)
     assert found["both"] >= found["plan"] > 0
     assert len(table([found]).split("\n")) == 2
