@@ -24,37 +24,41 @@ class Commits:
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
         self._core.totals.steps += 1
+        decoding = self._core.decoding.popleft()
         if result.failed or result.dead_ends:
             for item in plan.decodes.items():
                 self._commit_item(item, result, now)
         else:
-            self._commit_decodes(plan.decodes, result, now)
+            self._commit_decodes(plan.decodes, decoding, result, now)
         for item in plan.items:
             self._commit_item(item, result, now)
 
-    def _commit_decodes(self, decodes: Decodes, result: StepResult, now: float) -> None:
+    def _commit_decodes(self, decodes: Decodes, requests: list[Request], result: StepResult, now: float) -> None:
         """As `_commit_item` does it for each, none of which failed.
 
         This is what a step costs for each request of the batch, so those that are plain are asked no more than they
         must, and told together."""
-        core, sampled, page_size = self._core, result.sampled, self._core.settings.page_size
+        core, page_size = self._core, self._core.settings.page_size
         told: dict[str, StepTokens] = {}
-        requests = core.requests.by_uids([row.uid for row in decodes.rows])
-        for row, request, start in zip(decodes.rows, requests, decodes.starts, strict=True):
+        ingress: str | None = None
+        tokens = [result.sampled[request.uid] for request in requests]
+        for row, request, start, token in zip(decodes.rows, requests, decodes.starts, tokens, strict=True):
             if not request.plain:
                 self._commit_item(row.item(start), result, now)
                 continue
-            end, tokens, submit = start + 1, request.tokens, request.submit
-            token = sampled[request.uid]
+            end, submit = start + 1, request.submit
             request.inflight -= 1
             request.computed = end
             if not end % page_size:
                 core.kv.publish(request.uid, end, in_flight=request.inflight > 0)
-            tokens.append(token)
-            event = told.get(submit.ingress) or self._tell(told, submit.ingress)
-            event.keys.append(submit.key)
-            event.indexes.append(end - request.prompt_len)
-            event.ids.append(token)
+            request.tokens.append(token)
+            if submit.ingress != ingress:
+                ingress = submit.ingress
+                event = told.get(ingress) or self._tell(told, ingress)
+                keys, indexes, ids = event.keys, event.indexes, event.ids
+            keys.append(submit.key)
+            indexes.append(end - request.prompt_len)
+            ids.append(token)
             if end >= request.decodes_until or token in request.ends:
                 self._judge(request, token, now)
         core.totals.output_tokens += sum(len(event.ids) for event in told.values())

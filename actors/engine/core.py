@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from actors.engine.clocks import Clock, Clocks
@@ -12,6 +12,7 @@ from actors.engine.forecast import Forecast
 from actors.engine.kv.cache import KVCache
 from actors.engine.queue_times import QueueTimes
 from actors.engine.recent import Recent
+from actors.engine.request import Request
 from actors.engine.requests import RequestTable
 from actors.engine.sessions import Session, SessionTable
 from actors.engine.settings import EngineSettings
@@ -71,6 +72,8 @@ class Core:
     forecast: Forecast = field(default_factory=Forecast)
     totals: Totals = field(default_factory=Totals)
     out: list[Output] = field(default_factory=list)
+    decoding: deque[list[Request]] = field(default_factory=deque)
+    """Of each uncommitted plan, oldest first, whose its `decodes` are. The planner appends, the commit takes."""
     paused: bool = False
     """Nothing is planned."""
     free_sessions: list[Session] = field(default_factory=list)

@@ -132,6 +132,9 @@ def _check_sessions(engine: Engine) -> None:
 
 def _check_plans(engine: Engine) -> None:
     pool = engine.core.kv.pool
+    named = [[row.uid for row in plan.decodes.rows] for plan in engine.uncommitted]
+    decoding = [[request.uid for request in requests] for requests in engine.core.decoding]
+    _ensure(decoding == named, f"plans name {named}, and {decoding} are taken for those that decode")
     for plan in engine.uncommitted:
         for item in plan.each():
             last = (item.start + item.count - 1) // engine.settings.page_size

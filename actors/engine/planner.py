@@ -36,9 +36,9 @@ class Planner:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when there is nothing that could be computed now."""
         self._preemption.leave(now)
-        decodes, items = Decodes(), list[PlanItem]()
+        decodes, decoding, items = Decodes(), list[Request](), list[PlanItem]()
         settings = self._core.settings
-        begun = self._add_decodes(decodes, items, settings.max_step_tokens, now)
+        begun = self._add_decodes(decodes, decoding, items, settings.max_step_tokens, now)
         replies = len(decodes) + len(items)
         budget = settings.max_step_tokens - replies
         if replies and settings.mixed_prefill_tokens:
@@ -48,22 +48,25 @@ class Planner:
         if not decodes and not items:
             return None
         self._number += 1
+        self._core.decoding.append(decoding)
         return StepPlan(self._number, tuple(items), decodes)
 
     # -- decodes and prefills --------------------------------------------------------------------------------------
 
-    def _add_decodes(self, decodes: Decodes, items: list[PlanItem], budget: int, now: float) -> list[Request]:
+    def _add_decodes(
+        self, decodes: Decodes, decoding: list[Request], items: list[PlanItem], budget: int, now: float
+    ) -> list[Request]:
         """One position for each request that has one, as far as `budget` goes. Returns those that have more: they are
         in the midst of their prompts.
 
         This is what a step costs for each request of the batch: who decodes is asked nothing, until `decodes_until`."""
         begun: list[Request] = []
-        add_row, add_start, add_token = decodes.rows.append, decodes.starts.append, decodes.tokens.append
+        rows, starts, tokens = decodes.rows, decodes.starts, decodes.tokens
         for request in self._core.requests.running():
             if not budget:
                 break
             start = request.planned
-            if start >= request.decodes_until:
+            if start >= request.decodes_until and not self._has_another_page(request, start):
                 ready = self._ready(request)
                 if ready > 1:
                     begun.append(request)
@@ -80,10 +83,22 @@ class Planner:
             inflight = request.inflight
             request.planned = start + 1
             request.inflight = inflight + 1
-            add_row(request.row)
-            add_start(start)
-            add_token(PENDING if inflight else request.tokens[start])
+            decoding.append(request)
+            rows.append(request.row)
+            starts.append(start)
+            tokens.append(PENDING if inflight else request.tokens[start])
         return [request for request in begun if request.state is not WAITING]
+
+    def _has_another_page(self, request: Request, start: int) -> bool:
+        """Of those that have come to their `decodes_until`, most only need another page."""
+        last = request.prompt_len + request.max_tokens - 1
+        if not request.decodes_until or start >= last or not self._core.kv.grow(request.uid, start + 1):
+            return False
+        self._decode_until(request, last)
+        return True
+
+    def _decode_until(self, request: Request, last: int) -> None:
+        request.decodes_until = min(len(request.row.page_table) * self._core.settings.page_size, last)
 
     def _decodes_on(self, request: Request) -> bool:
         """Let a request decode for a while without being asked: to the end of its pages, or up to its last token.
@@ -93,8 +108,7 @@ class Planner:
         sampling, table = request.sampling, self._core.kv.table(request.uid)
         if request.row.page_table is not table:
             request.row = DecodeRow(request.uid, table, sampling, request.prompt_len)
-        last = request.prompt_len + request.max_tokens - 1
-        request.decodes_until = min(len(table) * self._core.settings.page_size, last)
+        self._decode_until(request, request.prompt_len + request.max_tokens - 1)
         request.plain = not request.followers and request.stops is None and sampling.logprobs is None
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from actors.engine.request import Order, Request, RequestState, scope_of
 from actors.messages import Submit
@@ -37,10 +37,6 @@ class RequestTable:
 
     def by_uid(self, uid: int) -> Request | None:
         return self._by_uid.get(uid)
-
-    def by_uids(self, uids: Iterable[int]) -> list[Request]:
-        """Those of a plan, which names none that is gone. Raises KeyError."""
-        return list(map(self._by_uid.__getitem__, uids))
 
     def by_key(self, key: str) -> Request | None:
         return self._by_key.get(key)

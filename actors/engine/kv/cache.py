@@ -143,11 +143,9 @@ class KVCache:
             table.published = index + 1
             if not self._prefix_cache:
                 continue
-            key = table.keys[index]
-            page, held = table.pages[index], self.pool.find(key)
-            if held is None:
-                self.pool.publish(page, key)
-            elif held != page and not in_flight and self.pool.holders(page)[:2] == (1, 0):
+            page = table.pages[index]
+            held = self.pool.publish(page, table.keys[index])
+            if held != page and not in_flight and self.pool.holders(page)[:2] == (1, 0):
                 self.pool.hold_for_request((held,))
                 self.pool.drop_by_request((page,))
                 table.pages[index] = held

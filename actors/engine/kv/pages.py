@@ -80,11 +80,16 @@ class PagePool:
         """The page that holds the content named by `key`, if any."""
         return self._page_by_key.get(key)
 
-    def publish(self, page: int, key: bytes) -> None:
-        """Enter a page that somebody holds into the prefix index, unless that content is in it already."""
-        if self._key[page] is None and key not in self._page_by_key:
+    def publish(self, page: int, key: bytes) -> int:
+        """Enter a page that somebody holds into the prefix index, unless that content is in it already. Returns the
+        page that is found by the key from now on."""
+        held = self._page_by_key.get(key)
+        if held is not None:
+            return held
+        if self._key[page] is None:
             self._key[page] = key
             self._page_by_key[key] = page
+        return page
 
     def hold_for_request(self, pages: Iterable[int]) -> None:
         by_request, by_session = self._by_request, self._by_session
