@@ -28,6 +28,9 @@ from tests.bench.workloads import NAMES
 RESULTS = Path("bench-results")
 WARM_UP = ("prefill", "decode")
 WARM_UP_TOKENS = 16
+REST_S = 2.0
+"""Before each workload: twice `cluster.heartbeat_s`, so that sessions are placed by what workers do now, which is
+nothing, and not by what they did for the workload before."""
 Measured = tuple[str, dict[str, list[dict[str, float]]]]
 """(a server's version, figures by workload)"""
 
@@ -87,6 +90,7 @@ def measure_all(
                 repeats=args.repeats,
                 seed=f"{args.seed}/{number}",
                 shapes=shapes,
+                rest_s=REST_S,
             )
             try:
                 version, found = measured_once(launch, asked, logs)
@@ -105,7 +109,9 @@ def measured_once(launch: Launch, asked: Asked, logs: Path) -> Measured:
     with started(launch, logs):
         version = version_of(launch)
         warm_shapes = dataclasses.replace(asked.shapes, decode_tokens=WARM_UP_TOKENS, prefill_prompts=1)
-        warm = dataclasses.replace(asked, names=WARM_UP, repeats=1, seed=f"{asked.seed}/warm", shapes=warm_shapes)
+        warm = dataclasses.replace(
+            asked, names=WARM_UP, repeats=1, seed=f"{asked.seed}/warm", shapes=warm_shapes, rest_s=0.0
+        )
         say(f"{launch.name} {version}: warming up")
         asyncio.run(measure(warm))
         say(f"{launch.name}: measuring")

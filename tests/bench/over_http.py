@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ class Asked:
     """What to measure: `names` of workloads, each `repeats` times with prompts that follow from `seed`, a text.
 
     `stateless`: chat by whole conversations even where the server keeps sessions. `model` empty: the server's first.
+    `rest_s`: how long the server rests before each.
     """
 
     url: str
@@ -28,6 +30,7 @@ class Asked:
     shapes: Shapes
     model: str = ""
     stateless: bool = False
+    rest_s: float = 0.0
 
 
 async def measure(asked: Asked) -> tuple[dict[str, str], dict[str, list[Figures]]]:
@@ -43,6 +46,7 @@ async def measure(asked: Asked) -> tuple[dict[str, str], dict[str, list[Figures]
         found: dict[str, list[Figures]] = {}
         for name, workload in workloads(names, asked.shapes).items():
             for number in range(1, asked.repeats + 1):
+                await asyncio.sleep(asked.rest_s)
                 figures = await workload(bench, random.Random(f"{asked.seed}/{name}/{number}"))
                 found.setdefault(name, []).append(figures)
                 main_figure, value = next(iter(figures.items()))
