@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -80,6 +80,8 @@ class Library:
         self.product = library.remora_product
         self.product.restype = c_bool
         self.product.argtypes = [c_void_p, c_int32, POINTER(Matrix), c_int32, c_int32, c_void_p, c_int32, c_int32]
+        self.repeats = library.remora_repeats
+        self.repeats.restype, self.repeats.argtypes = c_int64, [c_void_p]
         self._times = library.remora_times
         self._times.restype, self._times.argtypes = POINTER(c_double), [c_void_p]
 

@@ -9,7 +9,7 @@ namespace {
 
 // Numbers that a step's split tiles leave for each other, about: long prompts in large pieces on many cores would leave
 // gigabytes. Tiles beyond it stay whole, and the pieces of the others fill in behind them.
-constexpr std::int64_t kMostParts = 32 << 20;
+constexpr std::int64_t kMostParts = 8 << 20;
 
 thread_local std::vector<float> work;  // What a tile's rows have seen before, and of the chunk at hand.
 
@@ -20,8 +20,8 @@ float* workspace(std::size_t size) {
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(const RemoraShape& shape, const RemoraBatch& batch, int members)
-    : shape_(shape), group_(shape.heads / shape.kv_heads), seen_(Seen::size(shape.head_dim)) {
+AttentionPlan::AttentionPlan(const RemoraShape& shape, const RemoraBatch& batch, int members, int layers)
+    : shape_(shape), group_(shape.heads / shape.kv_heads), seen_(Seen::size(shape.head_dim)), layers_(layers) {
   cut(batch);
   split(members);
 }
@@ -58,20 +58,24 @@ void AttentionPlan::split(int members) {
     left_[index].store(chunks, std::memory_order_relaxed);
     for (int chunk = 0; chunk < chunks; ++chunk) items_.push_back({number, chunk});
   }
-  parts_.resize(parts);
+  size_of_parts_ = parts;
+  parts_.reset(new float[parts * layers_]);  // Not filled: most of it may never be needed.
   const auto cost = [this](const Item& item) { return item.chunk < 0 ? tiles_[item.tile].chunks() : 1; };
   std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) { return cost(a) > cost(b); });
 }
 
-void AttentionPlan::run(Team& team, int layer, const Number* kv, const Number* queries, Number* out) {
-  const Layer here{layer, kv, queries, out};
-  team.each(static_cast<int>(items_.size()), [&](int index) {
+void AttentionPlan::run(Team::Member& member, int layer, const Number* kv, const Number* queries, Number* out) {
+  const Layer here{layer, kv, queries, out, parts_.get() + layer % layers_ * size_of_parts_};
+  const auto work = [&](int index) {
     const Item item = items_[index];
     if (item.chunk < 0) {
       whole(tiles_[item.tile], here);
     } else {
       piece(item.tile, item.chunk, here);
     }
+  };
+  member.each(static_cast<int>(items_.size()), work, [&](int index) {
+    if (items_[index].chunk >= 0) put_together(items_[index].tile, here);
   });
 }
 
@@ -91,21 +95,31 @@ void AttentionPlan::whole(const Tile& tile, const Layer& layer) const {
   }
 }
 
-void AttentionPlan::piece(int index, int chunk, const Layer& layer) {
+void AttentionPlan::piece(int index, int chunk, const Layer& layer) const {
   const Tile& tile = tiles_[index];
   const int rows = tile.count * group_;
   const std::int64_t of_chunk = static_cast<std::int64_t>(shape_.heads) * tile.count * seen_;
-  float* first = parts_.data() + tile.part;
+  float* first = layer.parts + tile.part;
   for (int head = 0; head < shape_.kv_heads; ++head)
     look(tile, {head, chunk}, {head + 1, chunk}, layer,
          first + chunk * of_chunk + static_cast<std::int64_t>(head) * rows * seen_);
+}
+
+// By who has done the last of the tile's chunks.
+void AttentionPlan::put_together(int index, const Layer& layer) {
   if (left_[index].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  const Tile& tile = tiles_[index];
+  const int rows = tile.count * group_;
+  const std::int64_t of_chunk = static_cast<std::int64_t>(shape_.heads) * tile.count * seen_;
+  const float* first = layer.parts + tile.part;
   left_[index].store(tile.chunks(), std::memory_order_relaxed);  // For the next layer.
+  float* seen = workspace(seen_);  // What is there stays as it is: it may be written once more.
   for (int head = 0; head < shape_.kv_heads; ++head) {
     for (int row = 0; row < rows; ++row) {
-      float* seen = first + static_cast<std::int64_t>(head * rows + row) * seen_;
+      const float* part = first + static_cast<std::int64_t>(head * rows + row) * seen_;
+      std::copy_n(part, seen_, seen);
       for (int later = 1; later < tile.chunks(); ++later)
-        join(Seen{seen}, Seen{seen + later * of_chunk}, shape_.head_dim);
+        join(Seen{seen}, Seen{const_cast<float*>(part + later * of_chunk)}, shape_.head_dim);
       finish(Seen{seen}, shape_.head_dim, output(tile, head, row, layer));
     }
   }

@@ -28,10 +28,11 @@ struct Tile {
 // A step's tiles, made once for all layers.
 class AttentionPlan {
  public:
-  AttentionPlan(const RemoraShape& shape, const RemoraBatch& batch, int members);
+  // `layers`: how many at a time may be worked on, by members that are that late.
+  AttentionPlan(const RemoraShape& shape, const RemoraBatch& batch, int members, int layers);
 
   // One layer: `out` [tokens, heads, head_dim] for queries of that shape. Called by every member.
-  void run(Team& team, int layer, const Number* kv, const Number* queries, Number* out);
+  void run(Team::Member& member, int layer, const Number* kv, const Number* queries, Number* out);
 
  private:
   struct Item {
@@ -45,12 +46,14 @@ class AttentionPlan {
     const Number* kv;
     const Number* queries;
     Number* out;
+    float* parts;
   };
 
   void cut(const RemoraBatch& batch);
   void split(int members);
   void whole(const Tile& tile, const Layer& layer) const;
-  void piece(int index, int chunk, const Layer& layer);
+  void piece(int index, int chunk, const Layer& layer) const;
+  void put_together(int index, const Layer& layer);
   void look(const Tile& tile, Place here, Place next, const Layer& layer, float* seen) const;
   const Number* keys_of(const Tile& tile, Place place, int block, const Layer& layer) const;
   Number* output(const Tile& tile, int head, int row, const Layer& layer) const;
@@ -60,7 +63,9 @@ class AttentionPlan {
   const int seen_;   // Size of what a row has seen.
   std::vector<Tile> tiles_;
   std::vector<Item> items_;
-  std::vector<float> parts_;  // Of split tiles: [chunk][KV head][row].
+  const int layers_;
+  std::int64_t size_of_parts_ = 0;
+  std::unique_ptr<float[]> parts_;  // Of `layers_` layers: of split tiles: [chunk][KV head][row].
   std::unique_ptr<std::atomic<int>[]> left_;  // Chunks of each tile that nobody has done yet.
 };
 

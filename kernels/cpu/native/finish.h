@@ -32,15 +32,16 @@ struct Store {
   }
 };
 
-// The same, added to what is there.
+// to [rows, stride] = from + the sums.
 struct Add {
+  const float* from;
   float* to;
   std::int64_t stride;
 
   void operator()(int row, int column, Lanes a, Lanes b) const {
-    float* at = to + row * stride + column;
-    store(at, add(load(at), a));
-    store(at + kLanes, add(load(at + kLanes), b));
+    const std::int64_t at = row * stride + column;
+    store(to + at, add(load(from + at), a));
+    store(to + at + kLanes, add(load(from + at + kLanes), b));
   }
 };
 

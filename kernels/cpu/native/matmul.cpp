@@ -23,14 +23,14 @@ inline void few_rows(int count, const Rows& x, int row, const Packed& weights, i
 }
 
 template <class Tiles, class Finish>
-void share_out(Team& team, const Rows& x, int rows, const Packed& weights, const Finish& finish) {
+void share_out(Team::Member& member, const Rows& x, int rows, const Packed& weights, const Finish& finish) {
   const int panels = weights.num_panels();
   const std::int64_t panel_bytes = static_cast<std::int64_t>(Tiles::kBytes) * kPanel * weights.inputs;
-  const int fair = std::max(1, panels / (3 * team.size()));
+  const int fair = std::max(1, panels / (3 * member.team_size()));
   const int together = std::clamp(static_cast<int>(kBytesOfItem / panel_bytes), 1, fair);
   const int groups = (panels + together - 1) / together;
   const int blocks = (rows + kRowsOfItem - 1) / kRowsOfItem;
-  team.each(groups * blocks, [&](int item) {
+  member.each(groups * blocks, [&](int item) {
     const int begin = item / groups * kRowsOfItem, end = std::min(rows, begin + kRowsOfItem);
     const int group = item % groups;
     for (int index = group * together; index < std::min(panels, (group + 1) * together); ++index)
@@ -41,23 +41,24 @@ void share_out(Team& team, const Rows& x, int rows, const Packed& weights, const
 }
 
 template <class Finish>
-void product(Team& team, const Rows& x, int rows, const Packed& weights, const Finish& finish) {
-  if (weights.matrix.scales != nullptr) return share_out<Int8Tiles>(team, x, rows, weights, finish);
-  share_out<NumberTiles>(team, x, rows, weights, finish);
+void product(Team::Member& member, const Rows& x, int rows, const Packed& weights, const Finish& finish) {
+  if (weights.matrix.scales != nullptr) return share_out<Int8Tiles>(member, x, rows, weights, finish);
+  share_out<NumberTiles>(member, x, rows, weights, finish);
 }
 
 }  // namespace
 
-void multiply(Team& team, const Rows& x, int rows, const Packed& weights, float* to, std::int64_t stride) {
-  product(team, x, rows, weights, Store{to, stride, weights.outputs});
+void multiply(Team::Member& member, const Rows& x, int rows, const Packed& weights, float* to, std::int64_t stride) {
+  product(member, x, rows, weights, Store{to, stride, weights.outputs});
 }
 
-void multiply_add(Team& team, const Rows& x, int rows, const Packed& weights, float* to, std::int64_t stride) {
-  product(team, x, rows, weights, Add{to, stride});
+void multiply_add(Team::Member& member, const Rows& x, int rows, const Packed& weights, const float* from, float* to,
+                  std::int64_t stride) {
+  product(member, x, rows, weights, Add{from, to, stride});
 }
 
-void multiply_gated(Team& team, const Rows& x, int rows, const Packed& weights, Number* to) {
-  product(team, x, rows, weights, Gate{to, weights.outputs / 2});
+void multiply_gated(Team::Member& member, const Rows& x, int rows, const Packed& weights, Number* to) {
+  product(member, x, rows, weights, Gate{to, weights.outputs / 2});
 }
 
 }  // namespace remora

@@ -24,9 +24,9 @@ __attribute__((visibility("default"))) bool remora_product(const remora::Number*
       for (std::int64_t row = 0; row < rows; ++row)
         remora::quantise(x + row * inputs, inputs, bytes.get() + row * inputs, scales.get() + row);
     }
-    team.run([&](int) {
+    team.run([&](remora::Team::Member& member) {
       for (int repeat = 0; repeat < repeats; ++repeat)
-        remora::multiply(team, taken, rows, {*matrix, outputs, inputs}, to, outputs);
+        remora::multiply(member, taken, rows, {*matrix, outputs, inputs}, to, outputs);
     });
     return true;
   } catch (const std::exception&) {

@@ -15,9 +15,12 @@ float root_mean_square_inverse(const float* x, int size, float eps) {
   return 1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + eps);
 }
 
-void norm_head(float* x, const float* weight, int size, float eps) {
+// `x`, or its norm, in `room`, where there are weights for one.
+const float* normed_head(const float* x, const float* weight, int size, float eps, float* room) {
+  if (weight == nullptr) return x;
   const Lanes scale = splat(root_mean_square_inverse(x, size, eps));
-  for (int i = 0; i < size; i += kLanes) store(x + i, mul(mul(load(x + i), scale), load(weight + i)));
+  for (int i = 0; i < size; i += kLanes) store(room + i, mul(mul(load(x + i), scale), load(weight + i)));
+  return room;
 }
 
 // The pair of component i is i + size / 2.
@@ -59,20 +62,19 @@ void rotation(const RemoraShape& shape, const float* inverse, std::int64_t posit
   }
 }
 
-void place_token(const RemoraShape& shape, const RemoraLayer& weights, int layer, float* projected,
+void place_token(const RemoraShape& shape, const RemoraLayer& weights, int layer, const float* projected,
                  const float* cosines, const float* sines, Number* queries, Number* kv, std::int64_t page, int slot) {
   const int size = shape.head_dim;
   Number key[kMaxHeadDim];
+  float room[kMaxHeadDim];
   for (int head = 0; head < shape.heads; ++head) {
-    float* query = projected + head * size;
-    if (weights.q_norm != nullptr) norm_head(query, weights.q_norm, size, shape.norm_eps);
+    const float* query = normed_head(projected + head * size, weights.q_norm, size, shape.norm_eps, room);
     rotate(query, cosines, sines, size, queries + head * size);
   }
   for (int head = 0; head < shape.kv_heads; ++head) {
-    float* from = projected + (shape.heads + head) * size;
+    const float* from = projected + (shape.heads + head) * size;
     Number* planes = const_cast<Number*>(kv_of(shape, kv, layer, page, head));
-    if (weights.k_norm != nullptr) norm_head(from, weights.k_norm, size, shape.norm_eps);
-    rotate(from, cosines, sines, size, key);
+    rotate(normed_head(from, weights.k_norm, size, shape.norm_eps, room), cosines, sines, size, key);
     put_key(key, size, planes, slot);
     put_value(from + shape.kv_heads * size, size, planes + shape.page_size * size, slot);
   }

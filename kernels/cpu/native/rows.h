@@ -14,7 +14,7 @@ void rotation(const RemoraShape& shape, const float* inverse, std::int64_t posit
 
 // One token: `projected` [heads + 2 * kv_heads, head_dim]. Norms (where the model has them) and rotates its queries
 // into `queries` [heads, head_dim], its keys and values into slot `slot` of page `page` of this layer.
-void place_token(const RemoraShape& shape, const RemoraLayer& weights, int layer, float* projected,
+void place_token(const RemoraShape& shape, const RemoraLayer& weights, int layer, const float* projected,
                  const float* cosines, const float* sines, Number* queries, Number* kv, std::int64_t page, int slot);
 
 }  // namespace remora

@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "attention.h"
-#include "buffer.h"
 #include "clock.h"
 #include "matmul.h"
 #include "model.h"
 #include "quantise.h"
 #include "rows.h"
+#include "spaces.h"
 #include "team.h"
 
 namespace remora {
@@ -28,146 +28,145 @@ class Decoder {
         own_(threads) {}
 
   void step(const RemoraBatch& batch) {
-    const std::int64_t tokens = batch.tokens, heads = shape_.heads * shape_.head_dim;
-    const std::int64_t projected = heads + 2 * shape_.kv_heads * shape_.head_dim;
-    hidden_at_ = hidden_.fit(tokens * shape_.hidden);
-    projected_at_ = projected_.fit(tokens * projected);
+    const std::int64_t tokens = batch.tokens;
+    const bool quantised = weights_.head.scales != nullptr || layers_.front().qkv.scales != nullptr;
+    spaces_.fit(std::max<std::int64_t>(tokens, batch.num_wanted), shape_, quantised);
     rotations_at_ = rotations_.fit(tokens * shape_.head_dim);
-    shared_.fit(std::max<std::int64_t>(tokens, batch.num_wanted), shape_);
-    for (Room& own : own_) own.fit(kFewRows, shape_);
-    queries_at_ = queries_.fit(tokens * heads);
-    attended_at_ = attended_.fit(tokens * heads);
-    inner_at_ = inner_.fit(tokens * shape_.inner);
+    for (Room& own : own_) own.fit(shape_);
     places_.clear();
     for (int row = 0; row < batch.rows; ++row)
       for (std::int64_t at = batch.kv_lens[row] - batch.q_lens[row]; at < batch.kv_lens[row]; ++at)
         places_.push_back({at, batch.pages[row * batch.table_width + at / shape_.page_size]});
-    AttentionPlan attention(shape_, batch, team_.size());
-    team_.run([&](int member) { compute(batch, attention, member); });
+    AttentionPlan attention(shape_, batch, team_.size(), spaces_.depth());
+    team_.run([&](Team::Member& member) { compute(batch, attention, member); });
   }
 
   double times[kParts] = {};
+
+  std::int64_t repeats() const { return team_.repeats(); }
 
  private:
   struct Place {
     std::int64_t position, page;
   };
 
-  // For rows on their way into a product: all members' together, or each member's own.
+  // A member's own, for rows that it prepares for itself.
   struct Room {
     Buffer<Number> normed;
     Buffer<std::int8_t> bytes;
     Buffer<RowScale> scales;
 
-    void fit(std::int64_t rows, const RemoraShape& shape) {
-      normed.fit(rows * shape.hidden);
-      bytes.fit(rows * std::max({shape.hidden, shape.inner, shape.heads * shape.head_dim}));
-      scales.fit(rows);
+    void fit(const RemoraShape& shape) {
+      normed.fit(kFewRows * shape.hidden);
+      bytes.fit(kFewRows * std::max({shape.hidden, shape.inner, shape.heads * shape.head_dim}));
+      scales.fit(kFewRows);
     }
+    Prepared prepared() const { return {normed.get(), bytes.get(), scales.get()}; }
   };
 
-  void compute(const RemoraBatch& batch, AttentionPlan& attention, int member) {
+  void compute(const RemoraBatch& batch, AttentionPlan& attention, Team::Member& member) {
     double nobody_looks[kParts];
-    Clock clock(member == 0 ? times : nobody_looks);
+    Clock clock(member.index() == 0 ? times : nobody_looks);
     const int tokens = batch.tokens, width = (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim;
     const int heads = shape_.heads * shape_.head_dim;
-    team_.each(tokens, [&](int token) { embed(batch, token); });
+    std::vector<std::uint64_t> begins;  // The first phase of each layer.
+    begins.reserve(shape_.layers);
+    member.each(tokens, [&](int token) { embed(batch, token); });
     for (int index = 0; index < shape_.layers; ++index) {
       const RemoraLayer& layer = layers_[index];
-      Rows x = normed(layer.input_norm, layer.qkv, nullptr, tokens, member);
+      const Space& at = spaces_.of(index);
+      begins.push_back(member.mark());
+      // The space that this layer leaves its result in is of a layer that nobody may be in any more.
+      if (const int last = index + 1 - spaces_.depth(); last >= 0) member.await(begins[last + 1]);
+      Rows x = normed(at.hidden, layer.input_norm, layer.qkv, nullptr, tokens, at.for_qkv, member);
       clock.lap(kNorm);
-      multiply(team_, x, tokens, {layer.qkv, width, shape_.hidden}, projected_at_, width);
+      multiply(member, x, tokens, {layer.qkv, width, shape_.hidden}, at.projected, width);
       clock.lap(kProjections);
-      team_.each(tokens, [&](int token) { place(layer, index, token, width); });
+      member.each(tokens, [&](int token) { place(at, layer, index, token, width); });
       clock.lap(kPlace);
-      attention.run(team_, index, weights_.kv, queries_at_, attended_at_);
+      attention.run(member, index, weights_.kv, at.queries, at.attended);
       clock.lap(kAttention);
-      x = inputs(layer.out, attended_at_, heads, tokens, member);
-      multiply_add(team_, x, tokens, {layer.out, shape_.hidden, heads}, hidden_at_, shape_.hidden);
+      x = inputs(at.attended, layer.out, heads, tokens, at.for_out, member);
+      multiply_add(member, x, tokens, {layer.out, shape_.hidden, heads}, at.hidden, at.middle, shape_.hidden);
       clock.lap(kOutput);
-      x = normed(layer.post_norm, layer.gate_up, nullptr, tokens, member);
+      x = normed(at.middle, layer.post_norm, layer.gate_up, nullptr, tokens, at.for_gate_up, member);
       clock.lap(kNorm);
-      multiply_gated(team_, x, tokens, {layer.gate_up, 2 * shape_.inner, shape_.hidden}, inner_at_);
+      multiply_gated(member, x, tokens, {layer.gate_up, 2 * shape_.inner, shape_.hidden}, at.inner);
       clock.lap(kGateUp);
-      x = inputs(layer.down, inner_at_, shape_.inner, tokens, member);
-      multiply_add(team_, x, tokens, {layer.down, shape_.hidden, shape_.inner}, hidden_at_, shape_.hidden);
+      x = inputs(at.inner, layer.down, shape_.inner, tokens, at.for_down, member);
+      multiply_add(member, x, tokens, {layer.down, shape_.hidden, shape_.inner}, at.middle,
+                   spaces_.of(index + 1).hidden, shape_.hidden);
       clock.lap(kDown);
     }
     if (batch.num_wanted == 0) return;
-    const Rows x = normed(weights_.norm, weights_.head, batch.wanted, batch.num_wanted, member);
-    multiply(team_, x, batch.num_wanted, {weights_.head, shape_.vocab, shape_.hidden}, batch.logits, shape_.vocab);
+    const Space& last = spaces_.of(shape_.layers);
+    const Rows x = normed(last.hidden, weights_.norm, weights_.head, batch.wanted, batch.num_wanted, last.for_qkv,
+                          member);
+    multiply(member, x, batch.num_wanted, {weights_.head, shape_.vocab, shape_.hidden}, batch.logits, shape_.vocab);
     clock.lap(kHead);
   }
 
   void embed(const RemoraBatch& batch, int token) {
     const Number* from = weights_.embedding + batch.token_ids[token] * shape_.hidden;
-    float* to = hidden_at_ + static_cast<std::int64_t>(token) * shape_.hidden;
+    float* to = spaces_.of(0).hidden + static_cast<std::int64_t>(token) * shape_.hidden;
     for (int i = 0; i < shape_.hidden; i += kLanes) store(to + i, widen(from + i));
     float* cosines = rotations_at_ + static_cast<std::int64_t>(token) * shape_.head_dim;
     rotation(shape_, weights_.inverse, places_[token].position, cosines, cosines + shape_.head_dim / 2);
   }
 
-  void place(const RemoraLayer& layer, int index, int token, int width) {
+  void place(const Space& at, const RemoraLayer& layer, int index, int token, int width) {
     const Place where = places_[token];
     const float* cosines = rotations_at_ + static_cast<std::int64_t>(token) * shape_.head_dim;
-    place_token(shape_, layer, index, projected_at_ + static_cast<std::int64_t>(token) * width, cosines,
+    place_token(shape_, layer, index, at.projected + static_cast<std::int64_t>(token) * width, cosines,
                 cosines + shape_.head_dim / 2,
-                queries_at_ + static_cast<std::int64_t>(token) * shape_.heads * shape_.head_dim, weights_.kv,
+                at.queries + static_cast<std::int64_t>(token) * shape_.heads * shape_.head_dim, weights_.kv,
                 where.page, static_cast<int>(where.position % shape_.page_size));
   }
 
-  // The norm of `rows` hidden states, of tokens `which` (null: the first ones), as the matrix takes them.
-  Rows normed(const float* weight, const RemoraMatrix& matrix, const std::int64_t* which, int rows, int member) {
-    Number* to = room(rows, member).normed.get();
+  // The norm of `rows` hidden states, of tokens `which` (null: the first ones), as the matrix takes them. `shared`: for
+  // rows that all members prepare together.
+  Rows normed(const float* hidden, const float* weight, const RemoraMatrix& matrix, const std::int64_t* which, int rows,
+              const Prepared& shared, Team::Member& member) {
+    const Prepared to = rows > kFewRows ? shared : own_[member.index()].prepared();
     each_row(rows, member, [&](int row) {
       const std::int64_t token = which != nullptr ? which[row] : row;
-      Number* at = to + static_cast<std::int64_t>(row) * shape_.hidden;
-      rms_norm(hidden_at_ + token * shape_.hidden, weight, shape_.hidden, shape_.norm_eps, at);
-      prepare(matrix, at, shape_.hidden, row, rows, member);
+      Number* at = to.normed + static_cast<std::int64_t>(row) * shape_.hidden;
+      rms_norm(hidden + token * shape_.hidden, weight, shape_.hidden, shape_.norm_eps, at);
+      if (matrix.scales != nullptr) as_bytes(at, shape_.hidden, row, to);
     });
-    return prepared(matrix, to, rows, member);
+    return matrix.scales != nullptr ? Rows{nullptr, to.bytes, to.scales} : Rows{to.normed};
   }
 
   // x [rows, size] as the matrix takes it.
-  Rows inputs(const RemoraMatrix& matrix, const Number* x, int size, int rows, int member) {
-    if (matrix.scales != nullptr)
-      each_row(rows, member, [&](int row) {
-        prepare(matrix, x + static_cast<std::int64_t>(row) * size, size, row, rows, member);
-      });
-    return prepared(matrix, x, rows, member);
+  Rows inputs(const Number* x, const RemoraMatrix& matrix, int size, int rows, const Prepared& shared,
+              Team::Member& member) {
+    if (matrix.scales == nullptr) return {x};
+    const Prepared to = rows > kFewRows ? shared : own_[member.index()].prepared();
+    each_row(rows, member,
+             [&](int row) { as_bytes(x + static_cast<std::int64_t>(row) * size, size, row, to); });
+    return {nullptr, to.bytes, to.scales};
   }
 
   template <class Work>
-  void each_row(int rows, int member, const Work& work) {
-    if (rows > kFewRows) return team_.each(rows, work);
+  void each_row(int rows, Team::Member& member, const Work& work) {
+    if (rows > kFewRows) return member.each(rows, work);
+    if (member.late()) return;
     for (int row = 0; row < rows; ++row) work(row);
   }
 
-  void prepare(const RemoraMatrix& matrix, const Number* x, int size, int row, int rows, int member) {
-    if (matrix.scales == nullptr) return;
-    const Room& to = room(rows, member);
-    quantise(x, size, to.bytes.get() + static_cast<std::int64_t>(row) * size, to.scales.get() + row);
+  static void as_bytes(const Number* x, int size, int row, const Prepared& to) {
+    quantise(x, size, to.bytes + static_cast<std::int64_t>(row) * size, to.scales + row);
   }
-
-  Rows prepared(const RemoraMatrix& matrix, const Number* x, int rows, int member) {
-    if (matrix.scales == nullptr) return {x};
-    const Room& at = room(rows, member);
-    return {nullptr, at.bytes.get(), at.scales.get()};
-  }
-
-  Room& room(int rows, int member) { return rows > kFewRows ? shared_ : own_[member]; }
 
   const RemoraShape shape_;
   const RemoraWeights weights_;
   const std::vector<RemoraLayer> layers_;
   Team team_;
-  Room shared_;
+  Spaces spaces_;
   std::vector<Room> own_;
   std::vector<Place> places_;  // Of each token of the step.
-  Buffer<float> hidden_, projected_, rotations_;
-  Buffer<Number> queries_, attended_, inner_;
-  float *hidden_at_ = nullptr, *projected_at_ = nullptr, *rotations_at_ = nullptr;
-  Number *queries_at_ = nullptr, *attended_at_ = nullptr, *inner_at_ = nullptr;
+  Buffer<float> rotations_;
+  float* rotations_at_ = nullptr;
 };
 
 // What of the batch lies outside the model's or the cache's bounds; null for nothing.
@@ -222,6 +221,11 @@ __attribute__((visibility("default"))) const char* remora_step(void* decoder, co
 // Seconds that the first member has spent on each part of all steps so far.
 __attribute__((visibility("default"))) const double* remora_times(void* decoder) {
   return static_cast<remora::Decoder*>(decoder)->times;
+}
+
+// Work that was done once more, because a thread had been taken off its core, since the decoder was opened.
+__attribute__((visibility("default"))) std::int64_t remora_repeats(void* decoder) {
+  return static_cast<remora::Decoder*>(decoder)->repeats();
 }
 
 __attribute__((visibility("default"))) void remora_close(void* decoder) {
