@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import Batch, Ends, Layer, Library, Shape, Weights
+from kernels.cpu.library import DRAW, Batch, Ends, Layer, Library, Shape, Weights
 from kernels.cpu.matrices import Matrices
 from kernels.cpu.memory import Arena, Fill, Memory, zeros
 from kernels.cpu.packed import PackedWeights
@@ -21,6 +22,8 @@ from kernels.cpu.quantise import MAX_INPUTS
 MAX_HEAD_DIM = 256
 MAX_GROUP = 48
 """Query heads of one KV head."""
+ROWS_KEPT = 64
+"""Rows of logits that have their memory from one step to the next; a model's vocabulary may make them 0.6 MB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,12 @@ class FusedDecoder:
             raise ValueError(why)
         self.shape = shape
         self.dtype: torch.dtype = getattr(torch, library.variant.dtype)
-        self._library = library
+        self.library = library
         self._memory = memory or Arena()
         self._matrices = Matrices(self._memory, quantised=quantization == "int8")
         self._layers: list[Layer] = []
         self._handle = 0
+        self._logits = np.empty((0, shape.vocab), dtype=np.float32)
         plane = shape.page_size * shape.head_dim
         self.kv = zeros((shape.layers, shape.num_pages, shape.kv_heads, 2, plane), self.dtype)
 
@@ -152,10 +156,10 @@ class FusedDecoder:
         ctypes.memmove(ctypes.byref(weights), ctypes.byref(packed.ends), ctypes.sizeof(Ends))
         shape = self.shape
         self._shape = Shape(**{field[0]: getattr(shape, field[0]) for field in Shape._fields_})
-        self._handle = self._library.open(ctypes.byref(self._shape), ctypes.byref(weights), threads) or 0
+        self._handle = self.library.open(ctypes.byref(self._shape), ctypes.byref(weights), threads) or 0
         if not self._handle:
             raise RuntimeError(f"no {threads} threads to compute with")
-        self._close = weakref.finalize(self, self._library.close, self._handle)
+        self._close = weakref.finalize(self, self.library.close, self._handle)
         self._fill = Fill(self.kv)
 
     def step(
@@ -166,30 +170,57 @@ class FusedDecoder:
         page_table: Tensor,
         wanted: Tensor,
     ) -> Tensor:
-        """Logits float32 [len(wanted), vocab]. Tensors are int64 and contiguous; `page_table` [rows, pages].
+        """Logits float32 [len(wanted), vocab]. Tensors are int64; `page_table` [rows, pages].
 
         Raises ValueError, with nothing computed, for what lies beyond the vocabulary or the cache.
         """
+        arrays = (tokens.tolist(), q_lens, kv_lens, page_table.flatten().tolist(), page_table.shape[1])
+        logits, _ = self.choose(*arrays, wanted.tolist(), b"")
+        return torch.from_numpy(logits.copy())
+
+    def choose(
+        self,
+        tokens: Sequence[int],
+        q_lens: Sequence[int],
+        kv_lens: Sequence[int],
+        pages: Sequence[int],
+        table_width: int,
+        wanted: Sequence[int],
+        draws: bytes,
+    ) -> tuple[np.ndarray, list[int]]:
+        """(logits float32 [len(wanted), vocab], good until the next step; tokens of the first of them).
+
+        As `step`, but in plain numbers: after each step everything has to be fetched from memory again, and they touch
+        the least of it. `pages`: [rows, table_width] in one. `draws`, a DRAW after the other, say how a token is chosen
+        from each of the first rows of logits: -1 where none is, since the temperature is negative or the logits are
+        not finite.
+        """
         if not self._handle:
             raise AssertionError("the decoder is not open")
-        lengths = np.array([q_lens, kv_lens], dtype=np.int64)
-        logits = torch.empty((len(wanted), self.shape.vocab), dtype=torch.float32)
+        logits, rows, num_draws = self._room_for(len(wanted)), len(q_lens), len(draws) // DRAW.size
+        numbers = array("q", [*tokens, *q_lens, *kv_lens, *pages, *wanted, *[-1] * num_draws])
+        at_tokens = numbers.buffer_info()[0]
+        at_q_lens = at_tokens + 8 * len(tokens)
+        at_pages = at_q_lens + 16 * rows
+        at_wanted = at_pages + 8 * rows * table_width
+        at_chosen = at_wanted + 8 * len(wanted)
         batch = Batch(
-            rows=len(q_lens),
-            tokens=len(tokens),
-            num_wanted=len(wanted),
-            table_width=page_table.shape[1],
-            token_ids=tokens.data_ptr(),
-            q_lens=lengths[0].ctypes.data,
-            kv_lens=lengths[1].ctypes.data,
-            pages=page_table.data_ptr(),
-            wanted=wanted.data_ptr(),
-            logits=logits.data_ptr(),
+            *(rows, len(tokens), len(wanted), table_width, num_draws),
+            *(at_tokens, at_q_lens, at_q_lens + 8 * rows, at_pages, at_wanted),
+            *(logits.ctypes.data, draws, at_chosen),
         )
-        why = self._library.step(self._handle, ctypes.byref(self._shape), ctypes.byref(batch))
+        why = self.library.step(self._handle, ctypes.byref(self._shape), ctypes.byref(batch))
         if why:
             raise ValueError(why.decode())
-        return logits
+        return logits, numbers[-num_draws:].tolist() if num_draws else []
+
+    def _room_for(self, rows: int) -> np.ndarray:
+        """For logits: the same in each step, unless many are wanted at once."""
+        if rows > ROWS_KEPT:
+            return np.empty((rows, self.shape.vocab), dtype=np.float32)
+        if rows > len(self._logits):
+            self._logits = np.empty((rows, self.shape.vocab), dtype=np.float32)
+        return self._logits[:rows]
 
     def read(self, pages: Sequence[int]) -> Tensor:
         """A copy in the exchange layout: [pages, layers, K and V, page_size, kv_heads, head_dim]."""
@@ -203,7 +234,7 @@ class FusedDecoder:
         """See `Library.times`."""
         if not self._handle:
             raise AssertionError("the decoder is not open")
-        return self._library.times(self._handle)
+        return self.library.times(self._handle)
 
     def repeats(self) -> int:
         """Pieces of work that were done once more, since whoever had begun them was taken off its core."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import struct
+from array import array
 from ctypes import POINTER, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from kernels.cpu.build import LIBRARIES, file_name, made_from, sources
 from kernels.cpu.variants import VARIANTS, Variant, cpu_flags, runnable
 
-PARTS = ("norms", "qkv", "rope", "attention", "output", "gate_up", "down", "head")
+PARTS = ("norms", "qkv", "rope", "attention", "output", "gate_up", "down", "head", "sample")
 """What `Library.times` tells the seconds of."""
 
 
@@ -59,9 +63,15 @@ class Batch(ctypes.Structure):
     """`RemoraBatch`."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("rows", "tokens", "num_wanted", "table_width")),
+        *((name, c_int32) for name in ("rows", "tokens", "num_wanted", "table_width", "num_draws")),
         *((name, c_void_p) for name in ("token_ids", "q_lens", "kv_lens", "pages", "wanted", "logits")),
+        ("draws", c_char_p),
+        ("chosen", c_void_p),
     ]
+
+
+DRAW = struct.Struct("4d3q")
+"""`RemoraDraw`: temperature, top_p, min_p, number; top_k, off (an address), num_off."""
 
 
 class Library:
@@ -82,8 +92,22 @@ class Library:
         self.product.argtypes = [c_void_p, c_int32, POINTER(Matrix), c_int32, c_int32, c_void_p, c_int32, c_int32]
         self.repeats = library.remora_repeats
         self.repeats.restype, self.repeats.argtypes = c_int64, [c_void_p]
+        self._choose = library.remora_choose
+        self._choose.restype, self._choose.argtypes = c_char_p, [c_void_p, c_int32, c_int32, c_char_p, c_void_p]
         self._times = library.remora_times
         self._times.restype, self._times.argtypes = POINTER(c_double), [c_void_p]
+
+    def choose(self, logits: np.ndarray, draws: bytes) -> list[int]:
+        """One token for each row of logits, -1 for one that is not finite. logits: float32 [rows, vocab];
+        draws: a DRAW for each, of no negative temperature."""
+        if logits.dtype != np.float32 or not logits.flags.c_contiguous or len(draws) != len(logits) * DRAW.size:
+            raise ValueError("rows of float32 in one piece are wanted, and a draw for each")
+        rows, vocab = logits.shape
+        chosen = array("q", [-1] * rows)
+        why = self._choose(logits.ctypes.data, vocab, rows, draws, chosen.buffer_info()[0])
+        if why:
+            raise MemoryError(why.decode())
+        return chosen.tolist()
 
     def times(self, decoder: int) -> dict[str, float]:
         """Seconds that the first thread has spent on each part of all steps so far, its waiting for others included."""

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "matrix.h"
+#include "sample.h"
 
 extern "C" {
 
@@ -31,11 +32,14 @@ struct RemoraWeights {
 };
 
 // `rows` sequences with q_lens[row] tokens each, the last of kv_lens[row]; their tokens lie one after the other.
-// `pages`: [rows, table_width]. `wanted`: the tokens of the batch whose logits [num_wanted, vocab] are needed.
+// `pages`: [rows, table_width]. `wanted`: the tokens of the batch whose logits [num_wanted, vocab] are needed. `draws`,
+// `chosen`: how a token is chosen from each of the first `num_draws` rows of logits, and which one is.
 struct RemoraBatch {
-  std::int32_t rows, tokens, num_wanted, table_width;
+  std::int32_t rows, tokens, num_wanted, table_width, num_draws;
   const std::int64_t *token_ids, *q_lens, *kv_lens, *pages, *wanted;
   float* logits;
+  const RemoraDraw* draws;
+  std::int64_t* chosen;
 };
 
 }  // extern "C"

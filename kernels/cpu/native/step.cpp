@@ -19,13 +19,13 @@ namespace {
 
 constexpr int kFewRows = 16;  // So few that every member prepares them for itself, sooner than it could wait.
 
-enum Part { kNorm, kProjections, kPlace, kAttention, kOutput, kGateUp, kDown, kHead, kParts };
+enum Part { kNorm, kProjections, kPlace, kAttention, kOutput, kGateUp, kDown, kHead, kSample, kParts };
 
 class Decoder {
  public:
   Decoder(const RemoraShape& shape, const RemoraWeights& weights, int threads)
       : shape_(shape), weights_(weights), layers_(weights.layers, weights.layers + shape.layers), team_(threads),
-        own_(threads) {}
+        own_(threads), samplers_(threads) {}
 
   void step(const RemoraBatch& batch) {
     const std::int64_t tokens = batch.tokens;
@@ -33,6 +33,8 @@ class Decoder {
     spaces_.fit(std::max<std::int64_t>(tokens, batch.num_wanted), shape_, quantised);
     rotations_at_ = rotations_.fit(tokens * shape_.head_dim);
     for (Room& own : own_) own.fit(shape_);
+    if (batch.num_draws > 0)
+      for (Sampler& sampler : samplers_) sampler.fit(shape_.vocab);
     places_.clear();
     for (int row = 0; row < batch.rows; ++row)
       for (std::int64_t at = batch.kv_lens[row] - batch.q_lens[row]; at < batch.kv_lens[row]; ++at)
@@ -104,6 +106,14 @@ class Decoder {
                           member);
     multiply(member, x, batch.num_wanted, {weights_.head, shape_.vocab, shape_.hidden}, batch.logits, shape_.vocab);
     clock.lap(kHead);
+    member.each(batch.num_draws, [&](int row) { sample(batch, row, member.index()); });
+    clock.lap(kSample);
+  }
+
+  void sample(const RemoraBatch& batch, int row, int member) {
+    if (batch.draws[row].temperature < 0) return;
+    const float* logits = batch.logits + static_cast<std::int64_t>(row) * shape_.vocab;
+    batch.chosen[row] = samplers_[member].choose(logits, shape_.vocab, batch.draws[row]);
   }
 
   void embed(const RemoraBatch& batch, int token) {
@@ -164,6 +174,7 @@ class Decoder {
   Team team_;
   Spaces spaces_;
   std::vector<Room> own_;
+  std::vector<Sampler> samplers_;
   std::vector<Place> places_;  // Of each token of the step.
   Buffer<float> rotations_;
   float* rotations_at_ = nullptr;
@@ -187,6 +198,7 @@ const char* fault(const RemoraShape& shape, const RemoraBatch& batch) {
     if (batch.token_ids[token] < 0 || batch.token_ids[token] >= shape.vocab) return "a token beyond the vocabulary";
   for (int row = 0; row < batch.num_wanted; ++row)
     if (batch.wanted[row] < 0 || batch.wanted[row] >= batch.tokens) return "a wanted row beyond the batch";
+  if (batch.num_draws > batch.num_wanted) return "more draws than wanted rows";
   return nullptr;
 }
 
