@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from actors.runner.cpu.draws import packed
 from actors.runner.cpu.load import load_decoder
 from actors.runner.cpu.packed_cache import PackedCache
 from actors.runner.cpu.shape import shape_of
-from actors.runner.torch.inputs import StepInputs
+from actors.runner.torch.inputs import Layout, SampleRow, StepInputs
 from actors.runner.torch.setup import ModelSetup
 from kernels.cpu.library import Library, load
 
@@ -31,13 +34,24 @@ class FusedModel:
         batch = inputs.batch
         return self.decoder.step(inputs.tokens, batch.q_lens, batch.kv_lens, batch.page_table, inputs.wanted)
 
+    def choose(self, step: Layout, draws: bytes) -> tuple[np.ndarray, list[int]]:
+        """See `FusedDecoder.choose`."""
+        numbers = (step.tokens, step.q_lens, step.kv_lens, step.pages, step.table_width, step.wanted)
+        return self.decoder.choose(*numbers, draws)
+
+    def pick(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+        """A `Pick`: the operator's, so that one program draws a token whatever else its row needs."""
+        return self.decoder.library.choose(logits.numpy(), b"".join(packed(row) for row in rows))
+
     def read(self, pages: Sequence[int]) -> Tensor:
-        return self.decoder.read(self._checked(pages)).flatten()
+        with one_thread():
+            return self.decoder.read(self._checked(pages)).flatten()
 
     def write(self, pages: Sequence[int], values: Tensor) -> None:
         shape = self.decoder.shape
         page = (shape.layers, 2, shape.page_size, shape.kv_heads, shape.head_dim)
-        self.decoder.write(self._checked(pages), values.view(len(pages), *page))
+        with one_thread():
+            self.decoder.write(self._checked(pages), values.view(len(pages), *page))
 
     def close(self) -> None:
         self.decoder.close()
@@ -47,6 +61,18 @@ class FusedModel:
             if not 0 <= page < self._num_pages:
                 raise IndexError(f"there is no page {page}")
         return pages
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For what is left to torch here: it is too little to share, and libgomp's threads would spin. It is the calling
+    thread's own affair, and that may have another use for torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def fused_library(setup: ModelSetup) -> Library | str:

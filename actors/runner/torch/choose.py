@@ -11,7 +11,7 @@ from actors.engine.plan import StepResult
 from actors.messages import TokenLogprobs
 from actors.runner.grammar.matchers import DeadEnd, Matchers
 from actors.runner.torch.inputs import SampleRow, ScoredRows, StepInputs
-from actors.runner.torch.sampler import NO_TOKEN, NOT_FINITE, logprobs_of, sample, scores_of, told_logprobs
+from actors.runner.torch.sampler import NO_TOKEN, NOT_FINITE, Pick, logprobs_of, sample, scores_of, told_logprobs
 
 _OFF = float("-inf")
 
@@ -21,14 +21,16 @@ def settle(
 ) -> StepResult:
     """logits: float32 [len(inputs.wanted), vocab_size], changed in place: rows that sample, then rows that score."""
     sampling = len(inputs.samples)
-    scores, failed = _scores(logits[sampling:], inputs.scored)
+    scores, failed = scores_or_faults(logits[sampling:], inputs.scored)
     if not inputs.samples:
         return StepResult(sampled={}, failed=failed, scores=scores)
     result = choose(logits[:sampling], inputs.samples, last, eos_ids, matchers)
     return replace(result, failed=result.failed | failed, scores=scores)
 
 
-def _scores(logits: Tensor, scored: list[ScoredRows]) -> tuple[dict[int, tuple[TokenLogprobs, ...]], dict[int, str]]:
+def scores_or_faults(
+    logits: Tensor, scored: list[ScoredRows]
+) -> tuple[dict[int, tuple[TokenLogprobs, ...]], dict[int, str]]:
     """(scores, failures) by uid: one prompt's numbers are no other's fault."""
     scores: dict[int, tuple[TokenLogprobs, ...]] = {}
     failed: dict[int, str] = {}
@@ -44,9 +46,15 @@ def _scores(logits: Tensor, scored: list[ScoredRows]) -> tuple[dict[int, tuple[T
 
 
 def choose(
-    logits: Tensor, rows: list[SampleRow], last: dict[int, int], eos_ids: frozenset[int], matchers: Matchers | None
+    logits: Tensor,
+    rows: list[SampleRow],
+    last: dict[int, int],
+    eos_ids: frozenset[int],
+    matchers: Matchers | None,
+    pick: Pick | None = None,
 ) -> StepResult:
-    """logits: float32 [len(rows), vocab_size], changed in place. `last`: what the step before sampled, by uid."""
+    """logits: float32 [len(rows), vocab_size], changed in place. `last`: what the step before sampled, by uid. `pick`:
+    see `sample`."""
     dead_ends: dict[int, str] = {}
     before = logprobs_of(logits, rows)
     for index, row in enumerate(rows):
@@ -55,7 +63,7 @@ def choose(
                 _constrain(logits[index], row, last, matchers)
             except DeadEnd as error:
                 dead_ends[row.uid] = str(error)
-    chosen = dict(zip((row.uid for row in rows), sample(logits, rows, last, eos_ids), strict=True))
+    chosen = dict(zip((row.uid for row in rows), sample(logits, rows, last, eos_ids, pick), strict=True))
     living = {uid: token for uid, token in chosen.items() if uid not in dead_ends}
     sampled = {uid: token for uid, token in living.items() if token != NO_TOKEN}
     return StepResult(

@@ -88,7 +88,71 @@ class StepInputs:
         )
 
 
+@dataclass(slots=True)
+class Layout:
+    """One step in plain lists, ready to run but for pending tokens.
+
+    tokens: of all rows, one row after the other. q_lens, kv_lens: of each row. pages: [num_rows, table_width] in one,
+    NULL_PAGE where unused. The others as in `StepInputs`.
+    """
+
+    uids: list[int]
+
+    tokens: list[int]
+    q_lens: list[int]
+    kv_lens: list[int]
+    pages: list[int]
+    table_width: int
+    wanted: list[int]
+    pending: list[tuple[int, int]]
+    samples: list[SampleRow]
+    scored: list[ScoredRows]
+
+    def alone(self, row: int) -> Layout:
+        """One row of the batch as a step of its own."""
+        begin = sum(self.q_lens[:row])
+        end = begin + self.q_lens[row]
+        uid, width = self.uids[row], self.table_width
+        return Layout(
+            uids=[uid],
+            tokens=self.tokens[begin:end],
+            q_lens=self.q_lens[row : row + 1],
+            kv_lens=self.kv_lens[row : row + 1],
+            pages=self.pages[row * width : (row + 1) * width],
+            table_width=width,
+            wanted=[index - begin for index in self.wanted if begin <= index < end],
+            pending=[(index - begin, uid) for index, uid in self.pending if begin <= index < end],
+            samples=[sample for sample in self.samples if sample.uid == uid],
+            scored=[rows for rows in self.scored if rows.uid == uid],
+        )
+
+
 def build_inputs(plan: StepPlan, page_size: int) -> StepInputs:
+    """As `lay_out`, and as tensors."""
+    layout = lay_out(plan, page_size)
+    q_lens, kv_lens = np.array(layout.q_lens), np.array(layout.kv_lens)
+    table = np.array(layout.pages, dtype=np.int64).reshape(len(q_lens), layout.table_width)
+    positions, slots = places(q_lens, kv_lens - q_lens, table, page_size)
+    batch = AttnBatch(
+        q_lens=layout.q_lens,
+        kv_lens=layout.kv_lens,
+        page_table=torch.from_numpy(table),
+        slots=torch.from_numpy(slots),
+        num_decode=layout.q_lens.count(1),
+    )
+    return StepInputs(
+        uids=layout.uids,
+        tokens=torch.tensor(layout.tokens, dtype=torch.int64),
+        positions=torch.from_numpy(positions),
+        wanted=torch.tensor(layout.wanted, dtype=torch.int64),
+        batch=batch,
+        pending=layout.pending,
+        samples=layout.samples,
+        scored=layout.scored,
+    )
+
+
+def lay_out(plan: StepPlan, page_size: int) -> Layout:
     """Decodes first, so that attention can treat them together; a pending token is 0 as yet. Raises ValueError for a
     plan at odds with itself."""
     decodes = plan.decodes
@@ -98,42 +162,42 @@ def build_inputs(plan: StepPlan, page_size: int) -> StepInputs:
         _check(item, page_size)
     items = sorted(plan.items, key=lambda item: item.count > 1)
     rows: list[DecodeRow | PlanItem] = [*decodes.rows, *items]
-    counts = np.array([1] * len(decodes) + [item.count for item in items])
-    starts = np.array(decodes.starts + [item.start for item in items])
-    first = _first_of(counts)
-    page_table = _page_table(rows, starts + counts, page_size)
-    positions, slots = places(counts, starts, page_table, page_size)
-    tokens = np.zeros(int(counts.sum()), dtype=np.int64)
-    tokens[: len(decodes)] = np.maximum(decodes.tokens, 0)
-    pending = [(at, row.uid) for at, row in enumerate(decodes.rows) if decodes.tokens[at] == PENDING]
-    for item, begin in zip(items, first[len(decodes) :], strict=True):
-        known = len(item.tokens)
-        tokens[begin : begin + known] = item.tokens
-        if item.pending:
-            pending.append((int(begin) + known, item.uid))
-    sampling = [(index, item) for index, item in enumerate(items, len(decodes)) if item.samples]
-    wanted = [*range(len(decodes)), *(int(first[index]) + item.count - 1 for index, item in sampling)]
-    scored = [(index, item) for index, item in enumerate(items, len(decodes)) if item.scored]
-    for index, item in scored:
-        begin = int(first[index]) + item.scored_at - item.start
-        wanted += range(begin, begin + len(item.scored))
-    batch = AttnBatch(
-        q_lens=counts.tolist(),
-        kv_lens=(starts + counts).tolist(),
-        page_table=torch.from_numpy(page_table),
-        slots=torch.from_numpy(slots),
-        num_decode=int((counts == 1).sum()),
-    )
-    return StepInputs(
+    ends = [*(start + 1 for start in decodes.starts), *(item.start + item.count for item in items)]
+    pages, width = _pages(rows, ends, page_size)
+    layout = Layout(
         uids=[row.uid for row in rows],
-        tokens=torch.from_numpy(tokens),
-        positions=torch.from_numpy(positions),
-        wanted=torch.tensor(wanted, dtype=torch.int64),
-        batch=batch,
-        pending=pending,
-        samples=[*_decode_samples(decodes), *(_sample_row(item) for _, item in sampling)],
-        scored=[ScoredRows(item.uid, list(item.scored), item.sampling) for _, item in scored],
+        tokens=decodes.tokens.copy(),
+        q_lens=[1] * len(decodes) + [item.count for item in items],
+        kv_lens=ends,
+        pages=pages,
+        table_width=width,
+        wanted=list(range(len(decodes))),
+        pending=[],
+        samples=list(_decode_samples(decodes)),
+        scored=[],
     )
+    if PENDING in layout.tokens:
+        layout.pending += [(at, layout.uids[at]) for at, token in enumerate(layout.tokens) if token == PENDING]
+        layout.tokens = [0 if token == PENDING else token for token in layout.tokens]
+    _add_items(layout, items)
+    return layout
+
+
+def _add_items(layout: Layout, items: list[PlanItem]) -> None:
+    scored: list[int] = []
+    for item in items:
+        first_scored = len(layout.tokens) + item.scored_at - item.start
+        layout.tokens += item.tokens
+        if item.pending:
+            layout.pending.append((len(layout.tokens), item.uid))
+            layout.tokens.append(0)
+        if item.samples:
+            layout.wanted.append(len(layout.tokens) - 1)
+            layout.samples.append(_sample_row(item))
+        if item.scored:
+            layout.scored.append(ScoredRows(item.uid, list(item.scored), item.sampling))
+            scored += range(first_scored, first_scored + len(item.scored))
+    layout.wanted += scored
 
 
 def places(
@@ -164,14 +228,16 @@ def _check_room(row: DecodeRow | PlanItem, end: int, page_size: int) -> None:
         raise ValueError(f"request {row.uid}: {len(row.page_table)} pages of {page_size} for {end} positions")
 
 
-def _page_table(rows: list[DecodeRow | PlanItem], ends: np.ndarray, page_size: int) -> np.ndarray:
-    """int64 [num_rows, max_pages], NULL_PAGE where unused. `ends`: int64 [num_rows], one past each row's last
-    position."""
-    used = (-(-ends // page_size)).tolist()
-    table = np.full((len(rows), max(used)), NULL_PAGE, dtype=np.int64)
-    for at, (row, num_pages) in enumerate(zip(rows, used, strict=True)):
-        table[at, :num_pages] = row.page_table[:num_pages]
-    return table
+def _pages(rows: list[DecodeRow | PlanItem], ends: list[int], page_size: int) -> tuple[list[int], int]:
+    """(page tables of equal length one after the other, that length). `ends`: one past each row's last position."""
+    used = [-(-end // page_size) for end in ends]
+    width = max(used)
+    pages: list[int] = []
+    for row, count in zip(rows, used, strict=True):
+        pages += row.page_table[:count]
+        if count < width:
+            pages += [NULL_PAGE] * (width - count)
+    return pages, width
 
 
 def _decode_samples(decodes: Decodes) -> Iterator[SampleRow]:

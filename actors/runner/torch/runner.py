@@ -6,9 +6,10 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,13 +22,22 @@ from actors.runner.grammar.matchers import Matchers, matchers_for
 from actors.runner.torch.choose import settle
 from actors.runner.torch.graphs import CudaCapturer, GraphedModel
 from actors.runner.torch.group import ALONE, RankGroup, RanksLost
-from actors.runner.torch.inputs import StepInputs, build_inputs
+from actors.runner.torch.inputs import build_inputs
 from actors.runner.torch.local_model import LocalModel, StepModel, attention_for
 from actors.runner.torch.pages import TorchPagesRead, TorchPagesWritten, from_bytes
 from actors.runner.torch.ranks import LedModel
 from actors.runner.torch.setup import ModelSetup
 
 logger = logging.getLogger("remora.runner")
+
+
+class Step(Protocol):
+    """What of a step's inputs is needed to find out whose fault it was."""
+
+    uids: list[int]
+
+    def alone(self, row: int) -> Step:
+        """One row of the batch as a step of its own."""
 
 
 class TorchHandle:
@@ -112,8 +122,7 @@ class TorchRunner:
         logger.info("%s; attention not by %s", how, self.attention_reasons)
         self._last: dict[int, int] = {}
         self._group = group
-        # omp_set_num_threads speaks for the calling thread only: it has to be said on the thread that computes.
-        self._thread = ThreadPoolExecutor(1, "remora-compute", initializer=partial(torch.set_num_threads, threads))
+        self._thread = self._executor(threads)
         try:
             self._model: StepModel | None = self._thread.submit(load).result()
             self._info = replace(self._info, kv_format=setup.kv_format(), weights=setup.weights())
@@ -171,6 +180,11 @@ class TorchRunner:
             return words, lambda: LocalModel(setup, backend)
         return f"{words}, {group.size} ranks", lambda: LedModel(setup, LocalModel(setup, backend, group), group)
 
+    def _executor(self, threads: int) -> Executor:
+        """Does what is submitted in that order, one thing at a time."""
+        # omp_set_num_threads speaks for the calling thread only: it has to be said on the thread that computes.
+        return ThreadPoolExecutor(1, "remora-compute", initializer=partial(torch.set_num_threads, threads))
+
     # -- on the compute thread -------------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -186,8 +200,7 @@ class TorchRunner:
             raise AssertionError("the runner is closed")
         return self._model
 
-    @torch.inference_mode()
-    def _run(self, inputs: StepInputs) -> StepResult:
+    def _run(self, inputs: Step) -> StepResult:
         try:
             result = self._compute(inputs)
         except RanksLost:
@@ -200,7 +213,7 @@ class TorchRunner:
         self._last = {**dict.fromkeys([*result.failed, *result.dead_ends], 0), **result.sampled}
         return result
 
-    def _one_by_one(self, inputs: StepInputs) -> StepResult:
+    def _one_by_one(self, inputs: Step) -> StepResult:
         """One request's fault is not another's: only those that fail alone have failed."""
         results = [self._alone(inputs, row) for row in range(len(inputs.uids))]
         return StepResult(
@@ -211,7 +224,7 @@ class TorchRunner:
             scores={uid: told for result in results for uid, told in result.scores.items()},
         )
 
-    def _alone(self, inputs: StepInputs, row: int) -> StepResult:
+    def _alone(self, inputs: Step, row: int) -> StepResult:
         try:
             return self._compute(inputs.alone(row))
         except RanksLost:
@@ -220,7 +233,9 @@ class TorchRunner:
             logger.exception("request %d cannot be computed", inputs.uids[row])
             return StepResult(sampled={}, failed={inputs.uids[row]: f"{type(error).__name__}: {error}"})
 
-    def _compute(self, inputs: StepInputs) -> StepResult:
+    @torch.inference_mode()
+    def _compute(self, inputs: Any) -> StepResult:
+        """The step; `inputs` are what `launch` has made: here, StepInputs."""
         model = self._loaded()
         for index, uid in inputs.pending:
             inputs.tokens[index] = self._last[uid]

@@ -7,7 +7,7 @@ neither the batch nor a preemption changes what is sampled (rule I3).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,17 +21,29 @@ NOT_FINITE = "the model's logits are not finite"
 _PIECE = 32
 """Rows of a prompt that are scored at once."""
 _OFF = float("-inf")
+Pick = Callable[[Tensor, Sequence[SampleRow]], list[int]]
+"""From adjusted logits, float32 [num_rows, vocab_size], and their rows to tokens; see `sample`."""
 
 
-def sample(logits: Tensor, rows: list[SampleRow], last: dict[int, int], eos_ids: frozenset[int]) -> list[int]:
+def sample(
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    last: dict[int, int],
+    eos_ids: frozenset[int],
+    pick: Pick | None = None,
+) -> list[int]:
     """One token per row; NO_TOKEN for a row that holds NaN or infinity, or nothing that may be chosen.
 
     logits: float32 [num_rows, vocab_size], changed in place. `last`: tokens that the step before sampled, for rows
-    whose `seen` lacks a pending one.
+    whose `seen` lacks a pending one. `pick`: what chooses from adjusted logits, in place of torch.
     """
     for index, row in enumerate(rows):
         if needs_adjusting(row):
             _adjust(logits[index], row, last, eos_ids)
+    return (pick or pick_by_torch)(logits, rows)
+
+
+def pick_by_torch(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     likeliest = _likeliest(logits)
     most = logits.gather(1, likeliest[:, None])  # Of a row with a NaN it is NaN.
     usable: list[bool] = most.isfinite().flatten().tolist()
