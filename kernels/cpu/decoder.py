@@ -240,7 +240,7 @@ class FusedDecoder:
         """Pieces of work that were done once more, since whoever had begun them was taken off its core."""
         if not self._handle:
             raise AssertionError("the decoder is not open")
-        return int(self._library.repeats(self._handle))
+        return int(self.library.repeats(self._handle))
 
     def close(self) -> None:
         """Ends the threads; what was kept goes with the object."""

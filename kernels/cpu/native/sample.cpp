@@ -260,8 +260,9 @@ Sampler::Candidate* Sampler::collect(const float* logits, int vocab, float least
 extern "C" {
 
 // One token for each row of logits [rows, vocab], all of them wanted; null, or why there are none.
-__attribute__((visibility("default"))) const char* remora_choose(const float* logits, std::int32_t vocab, std::int32_t rows,
-                                                                 const RemoraDraw* draws, std::int64_t* chosen) {
+__attribute__((visibility("default"))) const char* remora_choose(const float* logits, std::int32_t vocab,
+                                                                 std::int32_t rows, const RemoraDraw* draws,
+                                                                 std::int64_t* chosen) {
   try {
     remora::Sampler sampler;
     sampler.fit(vocab);

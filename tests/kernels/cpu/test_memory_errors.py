@@ -1,4 +1,4 @@
-"""The operator reads and writes nothing but what is its own: its steps under AddressSanitizer."""
+"""The operator reads and writes nothing but what is its own: its steps and draws under AddressSanitizer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from kernels.cpu.variants import VARIANTS, cpu_flags
 FLAGS = ("-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=off", "-pthread", "-fsanitize=address", "-w")
 STEPS = """
 import sys
+from array import array
 from dataclasses import replace
 from pathlib import Path
 import torch
-from kernels.cpu.library import Library
+from kernels.cpu.library import DRAW, Library
 from kernels.cpu.variants import VARIANTS
 from tests.kernels.cpu.rig import SHAPE, Bench, Model
 variant = next(each for each in VARIANTS if each.name == sys.argv[1])
@@ -32,6 +33,14 @@ for quantization in ("", "int8") if variant.int8_needs <= set(sys.argv[3].split(
         for counts in ((290,), (1,), (1, 40), (1, 1), (240, 200), (1, 1), (17, 17)):
             bench.step(*zip((a, b), counts))
         bench.close()
+off = array("q", [-1, 0, 999, 1000])
+for vocab in (1, 63, 64, 999):
+    settings = [(0.0, 1.0, 0.0, 0), (1.0, 1.0, 0.0, 0), (1.0, 0.9, 0.0, 0), (2.0, 0.9, 0.01, 0), (1.0, 1.0, 0.0, 70)]
+    for temperature, top_p, min_p, top_k in settings:
+        for logits in (torch.randn(1, vocab), torch.zeros(1, vocab)):
+            draw = DRAW.pack(temperature, top_p, min_p, 0.9, top_k, *off.buffer_info())
+            library.choose(logits.numpy(), draw)
+            library.choose(logits.numpy(), DRAW.pack(temperature, top_p, min_p, 0.9, top_k, 0, 0))
 print("no errors")
 """
 
