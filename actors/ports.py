@@ -3,7 +3,8 @@ in the same process behind them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from actors.messages import (
@@ -50,13 +51,14 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as ingresses see it. `load`: requests running and waiting at the last heartbeat. `weights`: version of
-    its model's; empty where that is not known."""
+    """A worker as ingresses see it. `load`: requests running and waiting at the last heartbeat; `load_of`: live ones at
+    that moment, by the ingress that sent them. `weights`: version of its model's; empty where that is not known."""
 
     worker_id: str
     state: str
     load: int
     weights: str = ""
+    load_of: Mapping[str, int] = field(default_factory=dict)
 
 
 class WorkerPort(Protocol):

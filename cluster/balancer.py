@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from actors.ports import NoWorker
 from actors.records import SessionUnknown, StoreError
 from cluster.membership import Membership
-from cluster.placement import Directory
+from cluster.placement import Directory, load_now
 from cluster.rebalance import Heat, Move, rebalance
 from configs import RebalanceConfig
 
@@ -46,7 +46,7 @@ class Balancer:
         ready = {worker.worker_id: worker for worker in self._members.ready() if worker.kept_at is None}
         self._heat, moves = rebalance(
             self._heat,
-            {worker_id: worker.load for worker_id, worker in ready.items()},
+            {name: load_now(worker, self._directory.untold.gone(name)) for name, worker in ready.items()},
             lambda worker_id: int(ready[worker_id].stats.get("resident_sessions", 0)),
             self._directory.keys,
             self._settings,

@@ -14,11 +14,13 @@ from actors.messages import Drain as CloseDoor
 from actors.messages import Reason
 from actors.ports import WorkerGone
 from cluster.actions import Action, Adopt, Drain, Keep, Kill, Spawn
+from cluster.glance import Glance
 from cluster.membership import Membership, Worker, WorkerState
 from cluster.reconcile import backoff_s
 from cluster.release import Release
 from cluster.runtime import Runtime, WorkerSilent
 from cluster.undertakings import Undertakings
+from cluster.untold import Untold
 from cluster.worker_names import new_worker_id
 from configs import ClusterConfig
 
@@ -60,6 +62,8 @@ class Fleet:
         self._changed = asyncio.Event()
         self._retry_at = clock()
         self.members = Membership(config, clock())
+        self.untold = Untold()
+        self.glance = Glance(self.members, self.probe, config.heartbeat_s, clock)
         self.failed_starts = 0
         """Starts that failed since a worker was last ready."""
         self.last_failure = ""
@@ -110,13 +114,11 @@ class Fleet:
     async def probe(self, worker_id: str) -> None:
         """Somebody could not reach this worker: find out now whether it is dead."""
         try:
-            stats = await asyncio.wait_for(self._runtime.heartbeat(worker_id, self._pool_id), PROBE_S)
+            await asyncio.wait_for(self._ask(worker_id), PROBE_S)
         except WorkerGone as gone:
             self._died(worker_id, str(gone))
         except (WorkerSilent, asyncio.TimeoutError):
             return  # Its silence is counted by its heartbeats.
-        else:
-            self._heard(worker_id, stats)
 
     async def knows_alive(self, worker_id: str) -> bool:
         """Whether a worker lives. One that is not in the table may be another pool's, and is adopted if it runs."""
@@ -147,9 +149,11 @@ class Fleet:
         for worker_id in list(self._tasks):
             self._stop_watching(worker_id)
         self._undertakings.stop()
+        self.glance.stop()
 
     async def shutdown(self) -> None:
         """End every worker: politely, then for certain."""
+        self.glance.stop()
         workers = [worker.worker_id for worker in self.members.all() if worker.alive]
         await asyncio.gather(*(self._end(worker_id, "shutdown") for worker_id in workers))
         for worker_id in await self._runtime.living():
@@ -195,12 +199,21 @@ class Fleet:
     async def _beat(self, worker_id: str) -> None:
         while self.members.alive(worker_id):
             try:
-                self._heard(worker_id, await self._runtime.heartbeat(worker_id, self._pool_id))
+                await self._ask(worker_id)
             except WorkerSilent:
                 logger.warning("%s could not be reached", worker_id)
             except WorkerGone as gone:
                 self._died(worker_id, str(gone))
             await asyncio.sleep(self._config.heartbeat_s)
+
+    async def _ask(self, worker_id: str) -> None:
+        """Raises WorkerGone, WorkerSilent."""
+        asked = self.untold.asked(worker_id)
+        stats = await self._runtime.heartbeat(worker_id, self._pool_id)
+        if self.members.alive(worker_id):
+            taken = stats.get("sessions_taken", stats.get("sessions", 0))
+            self.untold.heard(worker_id, asked, int(taken), self._clock())
+        self._heard(worker_id, stats)
 
     def _heard(self, worker_id: str, stats: Any) -> None:
         worker = self.members.get(worker_id)

@@ -44,13 +44,13 @@ class IllegalMove(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What placement makes of the heartbeat `stats`: how much is left, what each session takes that is coming, and how
-    many sessions the worker knew of."""
+    """What placement makes of the heartbeat `stats`: how much is left, what each session takes that is coming, and what
+    all sessions together take that the worker has."""
 
     stats: Mapping[str, Any]
     left: float
     each: float
-    known: int
+    of_sessions: float
 
 
 @dataclass(slots=True)

@@ -133,7 +133,7 @@ class Mover:
         moved = await self._store.run(
             lambda store: store.acquire(record.tenant, record.session_id, owner=owner, expected_epoch=record.epoch)
         )
-        self._directory.put(moved)
+        self._directory.give(moved)
         logger.info("session of %s now owned by %s under epoch %d", record.owner, moved.owner, moved.epoch)
         return moved
 

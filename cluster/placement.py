@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from actors.records import SessionRecord
 from cluster.membership import Room, Worker
+from cluster.untold import Untold
 
 EXPECTED_TOKENS = 1024
 """KV tokens that a session is taken to need before it has any."""
@@ -36,9 +37,12 @@ class Directory:
 
     Lookups take constant time; taking a worker out takes time for its own sessions only. A session costs about 330
     bytes: its key once, while each worker's and each tenant's name is kept once for all.
+
+    `untold` is told of every session that comes to a worker by the pool's decision, or goes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, untold: Untold | None = None) -> None:
+        self.untold = untold or Untold()
         self._seats: dict[SessionKey, Seat] = {}
         self._by_worker: dict[str, dict[SessionKey, None]] = {}
         self._names: dict[str, str] = {}
@@ -57,6 +61,11 @@ class Directory:
         """A worker's sessions, those that came last before the others; not to be changed meanwhile."""
         return reversed(self._by_worker.get(worker_id, {}))
 
+    def give(self, record: SessionRecord) -> None:
+        """Note an owner that the pool has just chosen."""
+        self.put(record)
+        self.untold.came(record.owner, (record.tenant, record.session_id))
+
     def put(self, record: SessionRecord) -> None:
         """Note a session's owner, unless something newer is known."""
         key = (self._names.setdefault(record.tenant, record.tenant), record.session_id)
@@ -65,6 +74,8 @@ class Directory:
             return
         if seat is not None:
             self._unseat(key, seat)
+            if (seat.worker_id, seat.generation) != (record.owner, record.generation):
+                self.untold.went(seat.worker_id, key)
         owner = self._names.setdefault(record.owner, record.owner)
         self._seats[key] = Seat(owner, record.epoch, record.generation)
         self._by_worker.setdefault(owner, {})[key] = None
@@ -75,9 +86,14 @@ class Directory:
         if seat is not None and seat.generation == generation:
             del self._seats[key]
             self._unseat(key, seat)
+            self.untold.went(seat.worker_id, key)
 
     def remove_worker(self, worker_id: str) -> set[SessionKey]:
-        """Forget a worker's sessions: the next turn of each finds its owner anew. Returns them."""
+        """Forget a dead worker's sessions: the next turn of each finds its owner anew. Returns them."""
+        self.untold.forget(worker_id)
+        return self._empty(worker_id)
+
+    def _empty(self, worker_id: str) -> set[SessionKey]:
         moved = set(self._by_worker.pop(worker_id, ()))
         self._names.pop(worker_id, None)
         for key in moved:
@@ -86,7 +102,7 @@ class Directory:
 
     def replace(self, worker_id: str, records: Iterable[SessionRecord]) -> None:
         """What the store says a worker owns: sessions that it has closed by itself are gone from here too."""
-        self.remove_worker(worker_id)
+        self._empty(worker_id)
         for record in records:
             self.put(record)
 
@@ -98,20 +114,31 @@ class Directory:
             self._names.pop(seat.worker_id, None)
 
 
-def headroom(worker: Worker, owned: int) -> float:
+def headroom(worker: Worker, coming: int = 0, gone: int = 0) -> float:
     """How much of a worker is predicted to be left, in shares of a whole one: 2.0 when it has nothing to do, and below
     0 when more is coming than it can hold.
 
     Its batch, less what runs and waits, and its KV cache, less what requests hold or, as far as the worker predicts it,
-    will need in the end. Sessions placed there that it has not heard of yet count as a request each. KV of idle
-    sessions can be had back, so that it counts little: were it counted in full, a new worker with an empty cache would
-    get every new session until it drowned in them.
+    will need in the end; as its heartbeat tells, and what has been decided since on top. `coming`: sessions placed
+    there that it has not heard of yet, a request each. `gone`: sessions that it has no more, which have taken their
+    part of the sessions' turns and KV with them. KV of idle sessions can be had back, so that it counts little: were it
+    counted in full, a new worker with an empty cache would get every new session until it drowned in them.
     """
     room = worker.room
     if room is None or room.stats is not worker.stats:
         room = worker.room = _room(worker)
-    coming = owned - room.known
-    return room.left - coming * room.each if coming > 0 else room.left
+    return room.left + left_behind(worker, gone) * room.of_sessions - coming * room.each
+
+
+def left_behind(worker: Worker, gone: int) -> float:
+    """The share of a worker's sessions, from 0 to 1, that its heartbeat shows and that it has no more."""
+    known = int(worker.stats.get("sessions", 0))
+    return min(1.0, gone / known) if known else 0.0
+
+
+def load_now(worker: Worker, gone: int) -> int:
+    """Requests that run and wait: as the heartbeat tells, less those of sessions that have gone since."""
+    return worker.load - round(left_behind(worker, gone) * min(worker.load, int(worker.stats.get("turns", 0))))
 
 
 def _room(worker: Worker) -> Room:
@@ -120,22 +147,32 @@ def _room(worker: Worker) -> Room:
     page_size, kv_tokens = stats.get("page_size", 0), max(1, stats.get("kv_tokens", 0))
     max_running = stats.get("max_running", MAX_RUNNING)
     requests = max(pages.get("request_owned", 0) * page_size, stats.get("predicted_kv_tokens", 0))
-    needed = requests + IDLE_WEIGHT * pages.get("session_held", 0) * page_size
-    left = 2.0 - worker.load / max_running - needed / kv_tokens
-    return Room(stats, left, 1 / max_running + EXPECTED_TOKENS / kv_tokens, int(stats.get("sessions", 0)))
+    idle = IDLE_WEIGHT * pages.get("session_held", 0) * page_size
+    left = 2.0 - worker.load / max_running - (requests + idle) / kv_tokens
+    turns = min(worker.load, stats.get("turns", 0))
+    of_turns = requests * turns / worker.load if turns else 0.0
+    of_sessions = turns / max_running + (of_turns + idle) / kv_tokens
+    return Room(stats, left, 1 / max_running + EXPECTED_TOKENS / kv_tokens, of_sessions)
 
 
-def choose(workers: Iterable[Worker], sessions: Callable[[str], int], max_sessions: int) -> str | None:
+def choose(
+    workers: Iterable[Worker],
+    sessions: Callable[[str], int],
+    max_sessions: int,
+    *,
+    coming: Callable[[str], int],
+    gone: Callable[[str], int],
+) -> str | None:
     """The worker for a new session: most headroom, then fewest sessions, then by name; those that are to be replaced
     count as fuller than they are.
 
-    `sessions(worker_id)`: how many it has, those on their way included. Full workers are passed over; None when all
-    are.
+    Each by worker: `sessions`: how many it has, those on their way included; `coming` and `gone`: see `headroom`. Full
+    workers are passed over; None when all are.
     """
     candidates = [
-        (STALE_COST * worker.stale - headroom(worker, owned), owned, worker.worker_id)
+        (round(STALE_COST * worker.stale - headroom(worker, coming(name), gone(name)), 9), owned, name)
         for worker in workers
-        if (owned := sessions(worker.worker_id)) < max_sessions
+        if (owned := sessions(name := worker.worker_id)) < max_sessions
     ]
     return min(candidates)[-1] if candidates else None
 
@@ -143,4 +180,5 @@ def choose(workers: Iterable[Worker], sessions: Callable[[str], int], max_sessio
 def ending_cost(worker: Worker, directory: Directory) -> tuple[int, ...]:
     """What is lost when this worker goes: live turns, then sessions, then resident KV (rule P6)."""
     pages = worker.stats.get("pages", {})
-    return worker.load, directory.count(worker.worker_id), int(pages.get("session_held", 0))
+    load = load_now(worker, directory.untold.gone(worker.worker_id))
+    return load, directory.count(worker.worker_id), int(pages.get("session_held", 0))

@@ -128,7 +128,9 @@ class Pool:
 
     async def members(self) -> list[Member]:
         alive = [one for one in self._fleet.members.all() if one.alive]
-        return [Member(one.worker_id, state_of(one), one.load, one.weights) for one in alive]
+        return [
+            Member(one.worker_id, state_of(one), one.load, one.weights, one.stats.get("live_of", {})) for one in alive
+        ]
 
     async def wake(self) -> None:
         """A request waits for a worker, whichever: where there is none, one is started."""
@@ -303,7 +305,7 @@ class Pool:
         if not self._adopted.is_set() and len(living) > self._scaling.desired:
             self._scaling.set(len(living))  # Those of a pool before this one: no reason yet to end any.
         wanted = [worker for worker in self._fleet.members.all() if worker.kept_at is None]
-        self._desired = self._scaling.look(wanted, self._parked, self._clock())
+        self._desired = self._scaling.look(wanted, self._parked, self._clock(), self._fleet.untold.gone)
 
     async def _recount(self) -> None:
         """One worker's sessions at a time, so that a large cluster's pool is never busy counting."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from cluster.autoscale import Decision, Memory, Observation, WorkerLoad, decide
 from cluster.membership import Worker, WorkerState
-from cluster.placement import EXPECTED_TOKENS
+from cluster.placement import EXPECTED_TOKENS, left_behind, load_now
 from configs import AutoscaleConfig
 
 logger = logging.getLogger("remora.pool")
@@ -15,14 +15,14 @@ logger = logging.getLogger("remora.pool")
 WANTED = (WorkerState.STARTING, WorkerState.READY, WorkerState.SUSPECT)
 
 
-def load_of(worker: Worker) -> WorkerLoad:
-    """A worker's last heartbeat, as the decision wants it."""
+def load_of(worker: Worker, gone: int = 0) -> WorkerLoad:
+    """A worker's last heartbeat, as the decision wants it, less what `gone` sessions that it tells of have freed."""
     stats = worker.stats
     if worker.state is WorkerState.STARTING or not stats:
         return WorkerLoad(worker.worker_id, ready=False)
     pages, page_size = stats.get("pages", {}), int(stats.get("page_size", 0))
     kv_tokens, waiting = int(stats.get("kv_tokens", 0)), int(stats.get("waiting", 0))
-    idle = int(pages.get("session_held", 0)) * page_size
+    idle = round((1 - left_behind(worker, gone)) * int(pages.get("session_held", 0)) * page_size)
     now_used = int(pages.get("request_owned", 0)) * page_size + waiting * EXPECTED_TOKENS
     needed = max(now_used, int(stats.get("predicted_kv_tokens", 0)))
     return WorkerLoad(
@@ -31,11 +31,11 @@ def load_of(worker: Worker) -> WorkerLoad:
         kv_tokens=kv_tokens,
         headroom_tokens=kv_tokens - idle - needed,
         idle_kv_tokens=idle,
-        running=int(stats.get("running", 0)),
+        running=max(0, load_now(worker, gone) - waiting),
         waiting=waiting,
         oldest_wait_s=float(stats.get("oldest_wait_s", 0.0)),
         output_tokens_per_s=float(stats.get("rates", {}).get("output_tokens_per_s", 0.0)),
-        sessions=int(stats.get("sessions", 0)),
+        sessions=max(0, int(stats.get("sessions", 0)) - gone),
     )
 
 
@@ -56,10 +56,13 @@ class Scaler:
         """Somebody asked for this number: go on from there."""
         self._memory = Memory(min(max(workers, self._settings.min_workers), self._settings.max_workers))
 
-    def look(self, workers: Iterable[Worker], parked: int, now: float) -> int:
-        """How many workers there should be. `parked`: requests that wait for any worker to be ready."""
+    def look(
+        self, workers: Iterable[Worker], parked: int, now: float, gone: Callable[[str], int] = lambda worker_id: 0
+    ) -> int:
+        """How many workers there should be. `parked`: requests that wait for any worker to be ready; `gone`: sessions
+        of a worker's last heartbeat that it has no more."""
         wanted = [worker for worker in workers if worker.state in WANTED]
-        loads = tuple(load_of(worker) for worker in wanted)
+        loads = tuple(load_of(worker, gone(worker.worker_id)) for worker in wanted)
         before = self.desired
         self._memory, self.last = decide(
             self._memory, Observation(now, loads, parked), self._settings, self._max_running

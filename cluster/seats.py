@@ -54,6 +54,9 @@ class Seats:
             return [worker for worker in ready if worker.weights == weights]
         return [worker for worker in ready if worker.kept_at is None]
 
+    def _suiting(self, weights: str, but: str | None) -> list[Worker]:
+        return [worker for worker in self._ready(weights) if worker.worker_id != but]
+
     def _has_room(self, worker_id: str, max_sessions: int, weights: str) -> bool:
         ready = {worker.worker_id for worker in self._ready(weights)}
         return worker_id in ready and self._count(worker_id) < max_sessions
@@ -62,8 +65,12 @@ class Seats:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._wait_s
         while True:
-            ready = [worker for worker in self._ready(weights) if worker.worker_id != but]
-            chosen = choose(ready, self._count, max_sessions or UNLIMITED)
+            ready = self._suiting(weights, but)
+            if len(ready) > 1:
+                await self._fleet.glance.at([worker.worker_id for worker in ready])
+                ready = self._suiting(weights, but)
+            untold = self._directory.untold
+            chosen = choose(ready, self._count, max_sessions or UNLIMITED, coming=self._on_their_way, gone=untold.gone)
             if chosen is not None:
                 return chosen
             if ready:
@@ -85,6 +92,10 @@ class Seats:
 
     def _count(self, worker_id: str) -> int:
         return self._directory.count(worker_id) + self._coming[worker_id]
+
+    def _on_their_way(self, worker_id: str) -> int:
+        """Sessions that the worker has not heard of."""
+        return self._directory.untold.coming(worker_id) + self._coming[worker_id]
 
     def _why_none(self) -> str:
         failure = self._fleet.last_failure

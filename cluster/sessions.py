@@ -48,7 +48,7 @@ class SessionDesk:
         wait_s: float = NO_WORKER_WAIT_S,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.directory = Directory()
+        self.directory = Directory(fleet.untold)
         self._fleet = fleet
         self._runtime = runtime
         self._store = store
@@ -222,7 +222,7 @@ class SessionDesk:
                     self._seats.take(self._config.max_per_worker, prefer, weights=weights) as owner,
                 ):
                     record = await self._store.run(lambda store: make(store, owner))
-                    self.directory.put(record)
+                    self.directory.give(record)
             except StoreFull:
                 text = "The fork would take the session, or all sessions, over the store's byte cap."
                 raise SessionLimit(text) from None

@@ -40,7 +40,7 @@ class Following:
         self._core.totals.received += 1
         leader.followers.append(Follower(submit.ingress, submit.key, len(submit.resumed_ids)))
         leader.ask_again()
-        self._core.requests.follow(submit.key, leader)
+        self._core.requests.follow(submit.key, submit.ingress, leader)
         leader.story.append(f"{now:.3f} joined by {submit.key}")
         told = len(submit.resumed_ids)
         if leader.num_output > told or (leader.scores and not told):
@@ -53,15 +53,16 @@ class Following:
             return None
         end = replace(terminal(request, verdict, request.stage), key=key)
         if key == request.submit.key:
-            heir = request.followers.pop(0)
+            ingress, heir = request.submit.ingress, request.followers.pop(0)
             # What the former caller had of another attempt, the heir has not heard, unless it is output by now.
             resumed = request.submit.resumed_ids if request.num_output else ()
             request.submit = replace(request.submit, key=heir.key, ingress=heir.ingress, resumed_ids=resumed)
         else:
             (gone,) = (follower for follower in request.followers if follower.key == key)
             request.followers.remove(gone)
-            end = replace(end, ingress=gone.ingress, completion_tokens=max(request.num_output, gone.told))
-        self._core.requests.unfollow(key)
+            ingress = gone.ingress
+            end = replace(end, ingress=ingress, completion_tokens=max(request.num_output, gone.told))
+        self._core.requests.unfollow(key, ingress)
         tell_end(self._core, end, request.stage, now)
         request.story.append(f"{now:.3f} left by {key}")
         return AbortHit(rid=request.submit.rid, key=key, stage=request.stage)

@@ -101,6 +101,8 @@ def _check_requests(engine: Engine) -> None:
     _ensure(waking_now == requests.num_waking, "a request is over and still counts as waking")
     live = sum(1 + len(request.followers) for request in requests.all() if request.is_live)
     _ensure(requests.num_live == live, f"{requests.num_live} attempts are named live, {live} are")
+    sent = Counter(ingress for request in requests.all() if request.is_live for _, ingress in request.attempts)
+    _ensure(requests.live_of == sent, f"live by ingress are {requests.live_of}, and {dict(sent)} are")
     ended = sum(engine.core.totals.ends.values())
     _ensure(engine.core.totals.received == ended + live, "requests received are not those ended plus those live")
 
@@ -123,6 +125,8 @@ def _check_sessions(engine: Engine) -> None:
         length = core.kv.slot_length(session.uid)
         if length:
             _ensure(session.slot_rid in session.history, f"{who}: its slot holds a turn that is not history")
+    leased = sum(session.lease is not None for session in sessions)
+    _ensure(core.sessions.num_leased == leased, f"{core.sessions.num_leased} count as leased, {leased} sessions are")
     known = {session.uid for session in sessions}
     _ensure(set(core.kv.slots.all()) <= known, "a slot without its session")
     _ensure(set(core.images) <= known, "an image without its session")

@@ -192,6 +192,12 @@ class Request:
         self.penalised = self.sampling.penalised
 
     @property
+    def attempts(self) -> list[tuple[str, str]]:
+        """(key, ingress) of all who are told of it."""
+        told = [(follower.key, follower.ingress) for follower in self.followers]
+        return [(self.submit.key, self.submit.ingress), *told]
+
+    @property
     def rid_key(self) -> tuple[str, str]:
         return (self.submit.tenant, self.submit.rid)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 
 from actors.engine.request import Order, Request, RequestState, scope_of
@@ -18,6 +19,7 @@ class RequestTable:
     def __init__(self) -> None:
         self._by_uid: dict[int, Request] = {}
         self._by_key: dict[str, Request] = {}
+        self._live_of: Counter[str] = Counter()
         self._by_rid: dict[tuple[str, str], list[Request]] = {}
         self._waiting: list[Request] = []
         self._waiting_since: dict[int, float] = {}
@@ -32,6 +34,7 @@ class RequestTable:
     def add(self, request: Request) -> None:
         self._by_uid[request.uid] = request
         self._by_key[request.submit.key] = request
+        self._live_of[request.submit.ingress] += 1
         for name in request.names:
             self._by_rid.setdefault(name, []).append(request)
 
@@ -58,6 +61,11 @@ class RequestTable:
         """Attempts whose end is still to come."""
         return len(self._by_key)
 
+    @property
+    def live_of(self) -> dict[str, int]:
+        """The same by ingress."""
+        return dict(self._live_of)
+
     def live(self) -> list[Request]:
         return [request for key, request in self._by_key.items() if request.submit.key == key]
 
@@ -66,13 +74,15 @@ class RequestTable:
 
     # -- followers -------------------------------------------------------------------------------------------------
 
-    def follow(self, key: str, leader: Request) -> None:
-        """Another attempt is told what this request does."""
+    def follow(self, key: str, ingress: str, leader: Request) -> None:
+        """Another attempt, of this ingress, is told what this request does."""
         self._by_key[key] = leader
+        self._live_of[ingress] += 1
 
-    def unfollow(self, key: str) -> None:
+    def unfollow(self, key: str, ingress: str) -> None:
         """An attempt is over, and the request goes on for others."""
         del self._by_key[key]
+        self._over(ingress)
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
@@ -157,9 +167,10 @@ class RequestTable:
 
     def answered(self, request: Request) -> None:
         """Its terminal event is out: its names can be used again."""
-        for key in (request.submit.key, *(follower.key for follower in request.followers)):
+        for key, ingress in request.attempts:
             if self._by_key.get(key) is request:
                 del self._by_key[key]
+                self._over(ingress)
         for name in request.names:
             named = self._by_rid[name]
             named.remove(request)
@@ -169,6 +180,11 @@ class RequestTable:
     def forget(self, request: Request) -> None:
         """Its pages are back: nothing is left of it."""
         del self._by_uid[request.uid]
+
+    def _over(self, ingress: str) -> None:
+        self._live_of[ingress] -= 1
+        if not self._live_of[ingress]:
+            del self._live_of[ingress]
 
     def _leave_queue(self, request: Request) -> None:
         del self._waiting[_place(self._waiting, request)]

@@ -96,9 +96,20 @@ class SessionTable:
         self._by_key: dict[tuple[str, str], Session] = {}
         self._by_uid: dict[int, Session] = {}
         self._next_uid = 1
+        self._leased: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._by_key)
+
+    @property
+    def taken(self) -> int:
+        """Sessions taken in so far."""
+        return self._next_uid - 1
+
+    @property
+    def num_leased(self) -> int:
+        """Sessions with a turn that runs, or waits for room."""
+        return len(self._leased)
 
     def find(self, tenant: str, session_id: str) -> Session | None:
         return self._by_key.get((tenant, session_id))
@@ -132,6 +143,7 @@ class SessionTable:
         lease = Lease(session.epoch, session.history.last_number + 1, request.uid)
         session.move(SessionState.BUSY, f"turn {lease.turn} by uid {request.uid}", now)
         session.lease = lease
+        self._leased.add(session.uid)
         return lease
 
     def clear(self, session: Session, uid: int, now: float) -> bool:
@@ -139,6 +151,7 @@ class SessionTable:
         if session.lease is None or session.lease.uid != uid:
             return False
         session.lease = None
+        self._leased.discard(session.uid)
         session.idle_since = now
         if session.state is SessionState.BUSY:
             session.move(SessionState.IDLE, f"turn of uid {uid} ended", now)
@@ -150,3 +163,4 @@ class SessionTable:
         if self._by_key.get(session.key) is session:
             del self._by_key[session.key]
         self._by_uid.pop(session.uid, None)
+        self._leased.discard(session.uid)

@@ -11,15 +11,20 @@ from actors.engine.kv.pages import PageCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Pages by owner, queue lengths and counters. `resident_sessions`: sessions whose KV is held. `images`: sessions
-    that have hibernated KV. Nothing here is counted over for it: the loop waits while it is taken."""
+    """Pages by owner, queue lengths and counters. `live_of`: live requests by ingress. `turns`: sessions with a turn
+    that runs, or waits for room; `sessions_taken`: sessions taken in so far; `resident_sessions`: those whose KV is
+    held. `images`: sessions that have hibernated KV. Nothing here is counted over for it: the loop waits while it is
+    taken."""
 
     pages: PageCounts
     page_size: int
     waiting: int
     running: int
     live: int
+    live_of: dict[str, int]
+    turns: int
     sessions: int
+    sessions_taken: int
     resident_sessions: int
     received: int
     ends: tuple[tuple[str, str, str, int], ...]
@@ -61,7 +66,10 @@ def snapshot(core: Core, hibernated: Counts) -> EngineStats:
         waiting=core.requests.num_waiting,
         running=core.requests.num_running,
         live=core.requests.num_live,
+        live_of=core.requests.live_of,
+        turns=core.sessions.num_leased,
         sessions=len(core.sessions),
+        sessions_taken=core.sessions.taken,
         resident_sessions=len(core.kv.slots),
         received=totals.received,
         ends=tuple((*key, count) for key, count in sorted(totals.ends.items())),

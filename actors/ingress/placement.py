@@ -40,6 +40,14 @@ def rendezvous(key: str, worker_ids: Sequence[str]) -> list[str]:
     return sorted(worker_ids, key=lambda worker_id: (_score(key, worker_id), worker_id), reverse=True)
 
 
+def loads(members: Sequence[Member], ingress_id: str, mine: Mapping[str, int]) -> dict[str, int]:
+    """Requests by worker: what others had sent there at its last heartbeat, and what this ingress has there now,
+    `mine`, in place of what that heartbeat tells of it."""
+    return {
+        member.worker_id: mine.get(member.worker_id, 0) + _of_others(member, ingress_id, mine) for member in members
+    }
+
+
 def choose(key: str | None, loads: Mapping[str, int]) -> str | None:
     """The worker for a stateless request: the first in the key's order that is not overloaded, else the least loaded.
 
@@ -71,6 +79,12 @@ def opening(messages: Sequence[Mapping[str, Any]]) -> str | None:
         if role == "user":
             break
     return f"opening:{digest.hexdigest()}" if found else None
+
+
+def _of_others(member: Member, ingress_id: str, mine: Mapping[str, int]) -> int:
+    if not member.load_of:
+        return max(0, member.load - mine.get(member.worker_id, 0))  # It does not say whose they are.
+    return min(member.load, sum(member.load_of.values()) - member.load_of.get(ingress_id, 0))
 
 
 def _score(key: str, worker_id: str) -> bytes:

@@ -211,7 +211,7 @@ class Router:
         members = placement.ready(await self.members(fresh=avoid is not None))
         others = [member for member in members if member.worker_id != avoid]
         mine = self.channels.open_lines()
-        loads = {m.worker_id: max(m.load, mine.get(m.worker_id, 0)) for m in others or members}
+        loads = placement.loads(others or members, self.ingress_id, mine)
         worker_id = placement.choose(affinity, loads)
         if worker_id is None:
             raise NoWorker("no worker is ready")

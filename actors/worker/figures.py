@@ -42,8 +42,11 @@ def engine_row(stats: EngineStats, now: float) -> dict[str, object]:
         "oldest_wait_s": 0.0 if stats.oldest_arrival is None else round(now - stats.oldest_arrival, 3),
         "running": stats.running,
         "live": stats.live,
+        "live_of": stats.live_of,
+        "turns": stats.turns,
         "paused": stats.paused,
         "sessions": stats.sessions,
+        "sessions_taken": stats.sessions_taken,
         "resident_sessions": stats.resident_sessions,
         "requests_received": stats.received,
         "ends": [

@@ -41,32 +41,38 @@ def record(session_id: str, owner: str, epoch: int = 1, generation: int = 1) -> 
     )
 
 
+def chosen(workers: list[Worker], directory: Directory | None = None, max_sessions: int = 1000) -> str | None:
+    directory = Directory() if directory is None else directory
+    untold = directory.untold
+    return choose(workers, directory.count, max_sessions, coming=untold.coming, gone=untold.gone)
+
+
 def test_most_predicted_kv_and_the_shortest_queue_win() -> None:
     """P2: most headroom (predicted KV, queue)."""
-    assert choose([worker("w1", requests=1000), worker("w2", requests=10)], Directory().count, 10) == "w2"
-    assert choose([worker("w1", load=2), worker("w2", load=1)], Directory().count, 10) == "w2"
+    assert chosen([worker("w1", requests=1000), worker("w2", requests=10)]) == "w2"
+    assert chosen([worker("w1", load=2), worker("w2", load=1)]) == "w2"
 
 
 def test_an_empty_cache_does_not_draw_every_new_session() -> None:
     """P2: KV of idle sessions can be had back. A worker that has just started, with nothing held and many requests,
     must not be chosen before old ones that are idle and whose caches are full of idle sessions."""
     fresh, old = worker("w1", held=0, load=20), worker("w2", held=4096, load=4)
-    assert choose([fresh, old], Directory().count, 1000) == "w2"
-    assert choose([worker("w1", held=4000), worker("w2", held=10)], Directory().count, 1000) == "w2"
+    assert chosen([fresh, old]) == "w2"
+    assert chosen([worker("w1", held=4000), worker("w2", held=10)]) == "w2"
 
 
 def test_equals_are_chosen_by_name() -> None:
     """P2: deterministic among equals."""
     workers = [worker("w3"), worker("w1"), worker("w2")]
-    assert choose(workers, Directory().count, 10) == "w1"
+    assert chosen(workers) == "w1"
 
 
 def test_sessions_placed_one_after_the_other_spread_evenly_before_any_heartbeat() -> None:
     directory, workers = Directory(), [worker("w1"), worker("w2"), worker("w3")]
     for number in range(9):
-        chosen = choose(workers, directory.count, 10)
-        assert chosen is not None
-        directory.put(record(f"s{number}", chosen, generation=number + 1))
+        found = chosen(workers, directory)
+        assert found is not None
+        directory.give(record(f"s{number}", found, generation=number + 1))
     assert [directory.count(one.worker_id) for one in workers] == [3, 3, 3]
 
 
@@ -74,24 +80,24 @@ def test_headroom_counts_what_is_held_and_what_will_be() -> None:
     some = worker("w", held=100, requests=50, load=4, sessions=2)
     coming = 3
     kv = (50 * 16 + coming * EXPECTED_TOKENS + IDLE_WEIGHT * 100 * 16) / 65536
-    assert headroom(some, owned=2 + coming) == pytest.approx(2 - (4 + coming) / 32 - kv)
-    assert headroom(worker("w", sessions=9), owned=2) == 2.0
+    assert headroom(some, coming) == pytest.approx(2 - (4 + coming) / 32 - kv)
+    assert headroom(worker("w", sessions=9)) == 2.0
 
 
 def test_headroom_goes_by_what_the_worker_predicts() -> None:
     some = worker("w", requests=50)
     some.stats = {**some.stats, "predicted_kv_tokens": 6553.6}
-    assert headroom(some, owned=0) == pytest.approx(1.9)
+    assert headroom(some) == pytest.approx(1.9)
 
 
 def test_full_workers_are_passed_over() -> None:
     """S10: sessions per worker."""
     directory = Directory()
     directory.put(record("a", "w1"))
-    assert choose([worker("w1"), worker("w2", held=1000)], directory.count, 1) == "w2"
+    assert chosen([worker("w1"), worker("w2", held=1000)], directory, 1) == "w2"
     directory.put(record("b", "w2", generation=2))
-    assert choose([worker("w1"), worker("w2")], directory.count, 1) is None
-    assert choose([], directory.count, 1) is None
+    assert chosen([worker("w1"), worker("w2")], directory, 1) is None
+    assert chosen([], directory, 1) is None
 
 
 def test_an_older_seat_never_replaces_a_newer_one() -> None:

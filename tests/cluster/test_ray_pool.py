@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from actors.messages import Outcome
+from actors.messages import Abort, Outcome, SamplingParams, Submit
 from actors.ports import WorkerGone
 from actors.records import SessionUnknown, StoreError
 from cluster import environment, processes
+from cluster.glance import FRESH_S
 from cluster.rebalance import Move
 from configs import RemoraConfig, load
 from tests.cluster.rig import Rig
@@ -247,3 +250,31 @@ def store_pid(config: RemoraConfig) -> int:
     path = Path(config.store.url.removeprefix("sqlite:"))
     (pid,) = {pid for pid in processes.using(path.parent) if pid != os.getpid()}
     return pid
+
+
+def test_sessions_spread_evenly_right_after_other_requests(config: RemoraConfig) -> None:
+    """P2: by what workers do now, though the last heartbeat of one tells of requests that are over."""
+    slowly = replace(config, cluster=replace(config.cluster, heartbeat_s=2.0))
+
+    async def test(rig: Rig) -> None:
+        first, _ = await rig.ready()
+        port = rig.ports.port(first)
+        for number in range(6):
+            sampling = SamplingParams(max_tokens=3000, ignore_eos=True)
+            name = f"r{number}"
+            await port.submit(
+                Submit(key=name, rid=name, ingress="i", tenant="t", input_ids=(1, 2, 3), sampling=sampling)
+            )
+
+        async def load() -> int:
+            return next(member.load for member in await rig.pool.members() if member.worker_id == first)
+
+        while await load() < 6:  # noqa: ASYNC110 - a heartbeat is no event
+            await asyncio.sleep(0.01)
+        await port.ask(Abort(tenant="t", rids=tuple(f"r{number}" for number in range(6))))
+        await asyncio.sleep(FRESH_S)
+        assert await load() == 6, "a heartbeat came in between: nothing is shown"
+        placed = await asyncio.gather(*(rig.open(f"even{number}") for number in range(8)))
+        assert sorted(Counter(one.worker_id for one in placed).values()) == [4, 4]
+
+    run(slowly, test)

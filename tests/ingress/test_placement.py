@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.ingress.placement import LOAD_SLACK, affinity_key, choose, opening, ready, rendezvous
+from actors.ingress.placement import LOAD_SLACK, affinity_key, choose, loads, opening, ready, rendezvous
 from actors.ingress.prompts import PREFIX_CHARACTERS, IdsPrompt, TextPrompt
 from actors.ports import Member
 
@@ -41,30 +43,55 @@ def test_keys_spread_evenly_and_a_new_worker_takes_its_share() -> None:
 
 
 @given(st.text(max_size=20), st.dictionaries(st.text("abc", min_size=1), st.integers(0, 100), min_size=1))
-def test_no_worker_is_chosen_far_above_the_fair_share(key: str, loads: dict[str, int]) -> None:
-    chosen = choose(key, loads)
+def test_no_worker_is_chosen_far_above_the_fair_share(key: str, held: dict[str, int]) -> None:
+    chosen = choose(key, held)
     assert chosen is not None
-    fair = (sum(loads.values()) + 1) / len(loads)
-    assert loads[chosen] < max(LOAD_SLACK, 1.25 * fair)
+    fair = (sum(held.values()) + 1) / len(held)
+    assert held[chosen] < max(LOAD_SLACK, 1.25 * fair)
 
 
 @given(st.dictionaries(st.text("abc", min_size=1), st.integers(0, 100), min_size=1))
-def test_without_a_key_the_least_loaded_is_chosen(loads: dict[str, int]) -> None:
-    chosen = choose(None, loads)
+def test_without_a_key_the_least_loaded_is_chosen(held: dict[str, int]) -> None:
+    chosen = choose(None, held)
     assert chosen is not None
-    assert loads[chosen] == min(loads.values())
+    assert held[chosen] == min(held.values())
 
 
 def test_a_hot_key_spreads_and_comes_home() -> None:
-    loads = dict.fromkeys(["a", "b", "c"], 0)
-    home = choose("hot", loads)
+    held = dict.fromkeys(["a", "b", "c"], 0)
+    home = choose("hot", held)
     assert home is not None
     for _ in range(30):
-        chosen = choose("hot", loads)
+        chosen = choose("hot", held)
         assert chosen is not None
-        loads[chosen] += 1
-    assert max(loads.values()) - min(loads.values()) < 10
-    assert choose("hot", dict.fromkeys(loads, 0)) == home
+        held[chosen] += 1
+    assert max(held.values()) - min(held.values()) < 10
+    assert choose("hot", dict.fromkeys(held, 0)) == home
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=5), st.integers(1, 40))
+def test_requests_spread_though_heartbeats_still_show_those_that_have_ended(
+    shown: list[tuple[int, int]], requests: int
+) -> None:
+    """P4: an ingress knows what it has on each worker now, whatever their last heartbeats tell of it. Of others it
+    knows that alone."""
+    members = [
+        Member(f"w{at}", "READY", mine + others, load_of={"me": mine, "other": others})
+        for at, (mine, others) in enumerate(shown)
+    ]
+    open_now: Counter[str] = Counter()
+    for _ in range(requests):
+        chosen = choose(None, loads(members, "me", open_now))
+        assert chosen is not None
+        open_now[chosen] += 1
+    totals = [open_now[f"w{at}"] + others for at, (_, others) in enumerate(shown)]
+    filled = [total for total, (_, others) in zip(totals, shown, strict=True) if total > others]
+    assert max(filled) - min(totals) <= 1
+
+
+def test_what_a_worker_does_not_tell_apart_is_anybodys() -> None:
+    members = [Member("a", "READY", 5), Member("b", "READY", 2)]
+    assert loads(members, "me", {"a": 1, "b": 3}) == {"a": 5, "b": 3}
 
 
 def test_nobody_to_choose_from() -> None:

@@ -73,7 +73,7 @@ class SimPool:
             capacity_tokens=capacity,
             now=self._timeline.now,
         )
-        self.directory.put(record)
+        self.directory.give(record)
         message = OpenSession(
             tenant=tenant,
             session_id=session_id,
@@ -91,6 +91,7 @@ class SimPool:
         record = self._store.get(tenant, session_id)
         while not self.members.alive(record.owner):
             record = self._store.acquire(tenant, session_id, owner=self._choose(), expected_epoch=record.epoch)
+            self.directory.give(record)
         self.directory.put(record)
         return record
 
@@ -138,7 +139,7 @@ class SimPool:
             owner=source.owner,
             now=self._timeline.now,
         )
-        self.directory.put(record)
+        self.directory.give(record)
         message = ForkSession(
             tenant=tenant,
             session_id=session_id,
@@ -193,7 +194,8 @@ class SimPool:
             message.answered(message.value)
 
     def _choose(self) -> str:
-        name = choose(self.members.ready(), self.directory.count, max_sessions=1000)
+        untold = self.directory.untold
+        name = choose(self.members.ready(), self.directory.count, 1000, coming=untold.coming, gone=untold.gone)
         if name is None:
             raise NoWorker("no worker is ready")
         return name
@@ -202,7 +204,9 @@ class SimPool:
         now = self._timeline.now
         for name, worker in self._workers.items():
             if worker.present:
-                self.members.heard(name, _stats(worker), now)
+                stats, untold = _stats(worker), self.directory.untold
+                untold.heard(name, untold.asked(name), stats["sessions_taken"], now)
+                self.members.heard(name, stats, now)
         for dead in self.members.look(now):
             self._buried(dead.worker_id, dead.cause)
         self._timeline.after(self._config.heartbeat_s, self._beat)
@@ -226,6 +230,9 @@ def _stats(worker: SimWorker) -> dict[str, Any]:
         "pages": {"session_held": stats.pages.session_held, "request_owned": stats.pages.request_owned},
         "page_size": stats.page_size,
         "kv_tokens": stats.pages.total * stats.page_size,
+        "turns": stats.turns,
+        "sessions": stats.sessions,
+        "sessions_taken": stats.sessions_taken,
         "resident_sessions": stats.resident_sessions,
         "running": stats.running,
         "waiting": stats.waiting,

@@ -53,6 +53,7 @@ class SimWorker:
         self.idle: OrderedDict[int, int] = OrderedDict()
         self.idle_tokens = 0
         self.known: set[int] = set()
+        self.taken = 0
         self.received = 0
         self.generated = 0
         self.prefill_free_at = 0.0
@@ -68,7 +69,9 @@ class SimWorker:
         if len(self.queue) >= self.model.waiting:
             return False
         self.received += 1
-        self.known.add(turn.session.number)
+        if turn.session.number not in self.known:
+            self.known.add(turn.session.number)
+            self.taken += 1
         self.queue.append(turn)
         return True
 
@@ -124,7 +127,9 @@ class SimWorker:
             "oldest_wait_s": now - self.queue[0].arrived_at if self.queue else 0.0,
             "requests_received": self.received,
             "max_running": self.model.batch,
+            "turns": self.load,
             "sessions": len(self.known),
+            "sessions_taken": self.taken,
             "resident_sessions": len(self.idle) + self.running,
             "rates": {"output_tokens_per_s": self._rate},
         }

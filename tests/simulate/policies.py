@@ -83,7 +83,8 @@ class Remora:
         if seat is not None and worker is not None and worker.state is not WorkerState.DRAINING:
             return seat.worker_id if full is None else None  # P3: shed before stickiness is broken.
         ready = [one for one in self._table.values() if one.state is WorkerState.READY]
-        owner = choose(ready, self.directory.count, MAX_SESSIONS)
+        untold = self.directory.untold
+        owner = choose(ready, self.directory.count, MAX_SESSIONS, coming=untold.coming, gone=untold.gone)
         if owner is not None:
             self._seat(key, owner)
         return owner
@@ -94,11 +95,13 @@ class Remora:
             self.directory.remove(key, record.generation)
 
     def tick(self, workers: dict[str, SimWorker], parked: int, now: float) -> Orders:
+        untold = self.directory.untold
         for name, worker in self._table.items():
             if worker.state is not WorkerState.STARTING:
                 worker.heard_at, worker.stats = now, workers[name].stats(now)
+                untold.heard(name, untold.asked(name), worker.stats["sessions_taken"], now)
         orders = Orders()
-        desired = self._scaler.look(self._table.values(), parked, now)
+        desired = self._scaler.look(self._table.values(), parked, now, untold.gone)
         cost = lambda worker: ending_cost(worker, self.directory)  # noqa: E731
         for action in reconcile(desired, self._table.values(), (), cost, may_spawn=True):
             match action:
@@ -128,7 +131,7 @@ class Remora:
         else:
             record = replace(known, owner=owner, epoch=known.epoch + 1)
         self._records[key] = record
-        self.directory.put(record)
+        self.directory.give(record)
 
 
 def new_record(key: SessionKey, owner: str, generation: int) -> SessionRecord:
