@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from actors.ports import NoWorker
 from actors.records import SessionUnknown, StoreError
-from cluster.membership import Membership
-from cluster.placement import Directory, load_now
+from cluster.membership import Membership, Worker
+from cluster.placement import Directory, left_behind, load_now
 from cluster.rebalance import Heat, Move, rebalance
 from configs import RebalanceConfig
 
@@ -44,10 +44,11 @@ class Balancer:
         if not self._settings.enabled or (self._going is not None and not self._going.done()):
             return
         ready = {worker.worker_id: worker for worker in self._members.ready() if worker.kept_at is None}
+        gone = self._directory.untold.gone
         self._heat, moves = rebalance(
             self._heat,
-            {name: load_now(worker, self._directory.untold.gone(name)) for name, worker in ready.items()},
-            lambda worker_id: int(ready[worker_id].stats.get("resident_sessions", 0)),
+            {name: load_now(worker, gone(name)) for name, worker in ready.items()},
+            lambda name: _resident(ready[name], gone(name)),
             self._directory.keys,
             self._settings,
             now,
@@ -75,3 +76,8 @@ class Balancer:
         self.moved += sum(done)
         sources = ", ".join(sorted({move.source for move in moves}))
         logger.info("%d of %d sessions moved off %s", sum(done), len(moves), sources)
+
+
+def _resident(worker: Worker, gone: int) -> int:
+    """Sessions whose KV it holds."""
+    return round((1 - left_behind(worker, gone)) * int(worker.stats.get("resident_sessions", 0)))
