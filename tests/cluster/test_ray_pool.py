@@ -254,7 +254,12 @@ def store_pid(config: RemoraConfig) -> int:
 
 def test_sessions_spread_evenly_right_after_other_requests(config: RemoraConfig) -> None:
     """P2: by what workers do now, though the last heartbeat of one tells of requests that are over."""
-    slowly = replace(config, cluster=replace(config.cluster, heartbeat_s=2.0))
+    slowly = replace(
+        config,
+        cluster=replace(config.cluster, heartbeat_s=2.0),
+        workers=replace(config.workers, toy_step_s=0.01),
+        engine=replace(config.engine, kv_tokens=65536),
+    )
 
     async def test(rig: Rig) -> None:
         first, _ = await rig.ready()
