@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ from actors.messages import Abort, Finished, PromptScore, Reason, TokenIds, Toke
 from actors.ports import PoolPort, WorkerGone, WorkerPort
 
 log = logging.getLogger(__name__)
+
+EARLY = 0.125
+"""By what part of the time that tokens gather they may be taken earlier: workers hand them over in the same rhythm, so
+that what comes a bit early is not made to wait for a timer of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,10 @@ class Line:
         self._end: Finished | None = None
         self._lost: str | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._wants_tokens = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._taken_at = -math.inf
+        """When ids were taken last, by the loop's clock."""
+        self._hold_s = 0.0
 
     @property
     def over(self) -> bool:
@@ -82,18 +90,20 @@ class Line:
             self._tell_end(None)
 
     async def take(self, *, hold_s: float = 0.0, timeout_s: float | None = None) -> Batch:
-        """Everything that has come. Waits `hold_s` first (unless the end comes) so that tokens gather, then until
-        there is something, or `timeout_s` is over. Raises WorkerGone when the line is lost and was read up."""
-        if hold_s > 0 and not self.over:
-            await self._wait(hold_s, tokens=False)
-        if not self._ids and not self.over:
-            await self._wait(timeout_s, tokens=True)
+        """Everything that has come. Waits until there is something and it is about `hold_s` since ids were taken last,
+        so that they gather; or for the end; or until nothing has come for `timeout_s`. Raises WorkerGone when the line
+        is lost and was read up."""
+        self._hold_s = hold_s
+        if not self.over and not (self._ids and self._held_s() <= 0):
+            await self._wait(self._held_s() if self._ids else timeout_s)
         ids, self._ids = tuple(self._ids), []
         logprobs, self._logprobs = tuple(self._logprobs), []
         if self._lost is not None and not ids:
             raise WorkerGone(self._lost)
         if not ids and self._end is None:
             return Batch()
+        if ids:
+            self._taken_at = asyncio.get_running_loop().time()
         scores, self._scores = tuple(self._scores), []
         return Batch(ids, self._end, logprobs, scores)
 
@@ -110,9 +120,13 @@ class Line:
             self._logprobs.extend(event.logprobs[-len(fresh) :])
         if self.on_backlog is not None:
             self.on_backlog(len(self._ids))
-        if self._wants_tokens and self._ids:
-            self._wake()
+        if self._waiter is not None and self._ids:
+            self._wake_in(self._held_s())
         return True
+
+    def _held_s(self) -> float:
+        """For how long what has come should gather yet."""
+        return self._taken_at + self._hold_s * (1 - EARLY) - asyncio.get_running_loop().time() if self._hold_s else 0.0
 
     def _tell_end(self, end: Finished | None) -> None:
         if self.on_end is not None:
@@ -123,17 +137,24 @@ class Line:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def _wait(self, timeout_s: float | None, *, tokens: bool) -> None:
+    def _wake_in(self, wait_s: float) -> None:
+        if wait_s <= 0:
+            self._wake()
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake)
+
+    async def _wait(self, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
-        self._wants_tokens = tokens
-        timer = loop.call_later(timeout_s, self._wake) if timeout_s is not None else None
+        self._timer = loop.call_later(timeout_s, self._wake) if timeout_s is not None else None
         try:
             await self._waiter
         finally:
             self._waiter = None
-            if timer is not None:
-                timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
 
 
 class Pump:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.ingress.channel import Channels, Line, Pump
+from actors.ingress.channel import EARLY, Batch, Channels, Line, Pump
 from actors.messages import Event, Finished, Outcome, Tokens
 from actors.ports import WorkerGone
 from tests.ingress.asgi import eventually, run
@@ -133,5 +133,65 @@ def test_a_pump_outlives_the_request_that_started_it() -> None:
         worker.push(tokens(0, 7), end(1))
         assert (await line.take()).ids == (7,)
         await channels.stop()
+
+    run(check())
+
+
+def test_tokens_gather_from_when_some_were_taken_last_and_the_end_is_not_held() -> None:
+    """Design: after the first token at once, at most one piece per `flush_s`."""
+
+    async def check() -> None:
+        line, hold_s = Line("k", "w"), 0.2
+        clock = asyncio.get_running_loop().time
+        line.push(tokens(0, 1))
+        assert (await line.take()).ids == (1,)
+        taken_at = clock()
+        line.push(tokens(1, 2))
+        taking = asyncio.create_task(line.take(hold_s=hold_s))
+        await asyncio.sleep(hold_s / 4)
+        line.push(tokens(2, 3))
+        assert (await taking).ids == (2, 3)
+        assert clock() - taken_at >= hold_s * (1 - EARLY) - 0.01
+        line.push(tokens(3, 4))
+        taking = asyncio.create_task(line.take(hold_s=30.0))
+        await asyncio.sleep(0.01)
+        assert not taking.done()
+        line.push(end(4))
+        assert (await taking).ids == (4,)
+
+    run(check())
+
+
+def test_what_comes_when_it_is_due_wakes_every_stream_at_once() -> None:
+    """A worker's frame has tokens of all its streams: none of them waits for a timer of its own."""
+
+    async def check() -> None:
+        lines, hold_s = [Line(str(number), "w") for number in range(3)], 0.05
+        for line in lines:
+            line.push(tokens(0, 1, key=line.key))
+            await line.take()
+        taking = [asyncio.create_task(line.take(hold_s=hold_s)) for line in lines]
+        await asyncio.sleep(hold_s)
+        for line in lines:
+            line.push(tokens(1, 2, key=line.key))
+        for _ in range(2):
+            await asyncio.sleep(0)
+        assert [task.result().ids for task in taking] == [(2,)] * 3
+
+    run(check())
+
+
+def test_time_runs_out_while_nothing_comes_and_not_while_tokens_gather() -> None:
+    """E3: who has nothing to tell says so."""
+
+    async def check() -> None:
+        line = Line("k", "w")
+        line.push(tokens(0, 1))
+        await line.take()
+        assert await line.take(hold_s=0.02, timeout_s=0.05) == Batch()
+        line.push(tokens(1, 2))
+        await line.take()
+        line.push(tokens(2, 3))
+        assert (await line.take(hold_s=0.1, timeout_s=0.01)).ids == (3,)
 
     run(check())
