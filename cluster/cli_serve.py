@@ -18,7 +18,7 @@ from typing import Any
 from actors.model.errors import ModelError
 from actors.records import StoreError
 from cluster import environment
-from cluster.http_edge import edge_environment, scheme
+from cluster.http_edge import edge_environment, scheme, seldom_environment
 from cluster.located import APP_NAME, model_name, with_store_file, with_vocabulary
 from cluster.usage import UsageError
 from configs import RemoraConfig
@@ -37,7 +37,7 @@ def serve(config: RemoraConfig) -> int:
     """Returns when a signal has ended it. Raises UsageError, ConfigError for what the user can mend."""
     check_port(config.ingress.host, config.ingress.port)
     check_access(config)
-    os.environ.update(edge_environment(config, os.environ))
+    os.environ.update(edge_environment(config, os.environ) | seldom_environment(os.environ))
     environment.prepare()
     with Signals() as signals:
         try:

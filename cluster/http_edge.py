@@ -16,6 +16,9 @@ PORTS = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_
 """What HAProxy and the proxy behind it listen on besides: two clusters on one machine must not meet there."""
 DRAIN_S = 1.0
 """How long an ingress that is to stop stays, so that HAProxy hears of it. Serve's 30 s are for balancers of clouds."""
+SELDOM = {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25", "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000"}
+"""How often Serve looks whether there is something to do, and hands its own metrics on: by default ten times a second
+each, the latter in every process that has a handle or a replica. Workers want these cores."""
 
 
 def http_options(config: RemoraConfig, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -51,6 +54,11 @@ def edge_environment(config: RemoraConfig, environ: Mapping[str, str]) -> dict[s
         **dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True)),
     }
     return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def seldom_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The like, of Serve's clocks. Nothing where a cluster is joined: it has its own."""
+    return {} if environ.get(ADDRESS) else {name: value for name, value in SELDOM.items() if name not in environ}
 
 
 def _check_joined(config: RemoraConfig, environ: Mapping[str, str]) -> None:

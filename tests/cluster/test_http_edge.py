@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray.serve._private import constants
 from ray.serve.config import HTTPOptions
 
 from cluster.cli_serve import ready_line
-from cluster.http_edge import HAPROXY, PORTS, edge_environment, http_options
+from cluster.http_edge import HAPROXY, PORTS, SELDOM, edge_environment, http_options, seldom_environment
 from configs import ConfigError, IngressConfig, RemoraConfig
 from configs.load import check
 
@@ -79,3 +80,16 @@ def test_haproxy_reaches_ingresses_on_loopback_or_everywhere() -> None:
     """Serve has it dial 127.0.0.1, whatever address ingresses listen on."""
     with pytest.raises(ConfigError, match=r"not at 192\.0\.2\.1"):
         check(replace(RemoraConfig(), ingress=IngressConfig(haproxy=True, host="192.0.2.1")))
+
+
+def test_serves_clocks_are_slowed_down_only_where_the_cluster_is_ours_and_nobody_set_them() -> None:
+    assert seldom_environment({}) == SELDOM
+    assert seldom_environment({"RAY_ADDRESS": "10.0.0.1:6379"}) == {}
+    name, *others = SELDOM
+    assert list(seldom_environment({name: "0.1"})) == others
+
+
+def test_serve_knows_the_clocks_that_are_slowed_down() -> None:
+    """What it does not know, it ignores without a word."""
+    text = Path(constants.__file__).read_text(encoding="utf-8")
+    assert [name for name in SELDOM if name not in text] == []
