@@ -122,11 +122,11 @@ class Planner:
             if count and in_batch and not request.preempt_wanted and self._preemption.make_room(request, count, now):
                 items.append(self._item(request, count, now))
 
-    def _waited(self, request: Request) -> int:
+    def _waited(self, request: Request) -> float:
         """For how many tokens its steps in the batch count."""
         return self._ageing * (self._number - request.began_step)
 
-    def _scorable(self, prompts: list[Request], grants: list[int], waited: list[int]) -> list[int]:
+    def _scorable(self, prompts: list[Request], grants: list[int], waited: list[float]) -> list[int]:
         """As much of `grants` as can be scored in one step: that is shared among those that are scored as the step
         itself is among all (rule P7)."""
         scored = {

@@ -10,10 +10,11 @@ from actors.engine import request as requests
 from actors.engine import sessions
 from actors.engine.clocks import Clock, Clocks
 from actors.engine.kv.keys import PrefixKeys, tokens_in_common
-from actors.engine.policy import share_prefill, victim
+from actors.engine.policy import ageing, share_prefill, victim
 from actors.engine.recent import Recent
 from actors.engine.request import IllegalTransition, Request, RequestState
 from actors.engine.sessions import IllegalSessionTransition, Session, SessionState
+from actors.engine.settings import EngineSettings
 from actors.messages import SamplingParams, Submit
 
 
@@ -66,15 +67,26 @@ def test_ended_and_closed_are_for_ever() -> None:
         ([100, 20, 20], [0, 0, 0], 30, [15, 15, 0]),
         ([20, 100, 4], [0, 0, 0], 30, [20, 6, 4]),
         ([100, 20, 20], [0, 0, 1], 30, [15, 0, 15]),
-        ([100, 50, 4], [0, 46, 0], 10, [5, 5, 0]),
+        ([100, 50, 4], [0, 46, 0], 10, [5, 2, 3]),
         ([100, 50, 4], [0, 45, 0], 10, [5, 1, 4]),
+        ([100, 50, 50, 2], [0, 90, 80, 0], 20, [10, 8, 0, 2]),
+        ([100, 50], [0, 90], 2, [1, 1]),
+        ([100, 50, 4], [0, 90, 0], 2, [1, 0, 1]),
     ],
 )
 def test_prefill_budget_is_shared_so_that_nobody_is_stuck(
     remaining: list[int], waited: list[int], budget: int, grants: list[int]
 ) -> None:
-    """P7: half is sure for the oldest, the rest goes to whoever needs the least, less what it has waited."""
+    """P7: half is sure for the oldest, a quarter goes to whoever needs the least, less what it has waited, and the rest
+    to whoever needs the least."""
     assert share_prefill(remaining, waited, budget) == grants
+
+
+@pytest.mark.parametrize("mixed", [2, 4, 31, 112])
+def test_a_prompt_has_waited_enough_after_eight_times_what_half_of_a_step_would_take_for_it(mixed: int) -> None:
+    """P7: however little of a step prompts have."""
+    settings = EngineSettings(page_size=4, num_pages=9, max_context=64, vocab_size=9, mixed_prefill_tokens=mixed)
+    assert ageing(settings) * 8 * (1000 / (mixed / 2)) == pytest.approx(1000)
 
 
 def test_victim_is_lowest_priority_then_latest() -> None:
