@@ -240,8 +240,8 @@ class Planner:
 
     def _comes_soon(self, other: Request, todo: int, oldest: Request | None) -> bool:
         """Whether a prompt has its part of the next steps, as one with `todo` tokens would. Otherwise it may get
-        nothing for a while: the rest goes to shorter ones (`share_prefill`)."""
-        return other is oldest or other.remaining - self._waited(other) <= 2 * todo
+        nothing for a while: the rest goes to shorter ones (`share_prefill`), or to others that have waited."""
+        return other is oldest or other.remaining <= 2 * todo
 
     def _will_have(self, request: Request, covered: int, other: Request, oldest: Request | None) -> bool:
         """Whether most of what `request` has to compute is what `other` is computing: then it comes sooner, and is held

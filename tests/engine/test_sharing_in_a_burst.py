@@ -177,6 +177,18 @@ def test_nobody_goes_on_waiting_for_a_long_prompt_that_no_longer_gets_anything(d
     assert short.ids == expected([*begin, 1, 2, 3], 4)
 
 
+def test_nobody_waits_for_one_of_many_long_prompts_that_have_waited(depth: int) -> None:
+    """P7, K3: what goes by waiting goes to those before it."""
+    driver = Driver(depth=depth, page_size=16, kv_tokens=65536, max_context=4096, max_step_tokens=128)
+    crowd = [driver.submit(f"long{number}", [number, *(3 * n % 250 for n in range(999))], 4) for number in range(30)]
+    while sum(bool(told.ids) for told in crowd) < 18:
+        driver.step()
+    short = driver.submit("short", [29, *(3 * n % 250 for n in range(159))], 4)
+    for _ in range(8 + depth):
+        driver.step()
+    assert short.ids
+
+
 def test_short_prompts_are_admitted_however_many_long_ones_have_begun(depth: int) -> None:
     """P7: what replies leave of a step is shared, and does not say who may begin."""
     driver = Driver(depth=depth, kv_tokens=4096, max_step_tokens=16, mixed_prefill_tokens=4)
