@@ -31,7 +31,8 @@ STOP_GRACE_S = 5.0
 """How long a stopping loop waits for the store to answer."""
 STOP_LOOK_S = 0.02
 STATS_PATIENCE_S = 0.1
-"""How long who asks for the stats waits for a verb to end. The longest ones take milliseconds."""
+"""How long who asks for the stats waits for a verb to end. Most take less than a millisecond; taking in many long
+prompts that came at once takes one for each."""
 
 
 class Loop:
@@ -64,7 +65,7 @@ class Loop:
     @property
     def stats(self) -> EngineStats:
         """The engine between two verbs: as it is now, or, when a verb does not end, as it was when somebody asked last.
-        Who was answered sees in it what the answer tells of."""
+        Who was answered sees in it what the answer tells of, unless the next verb takes so long."""
         if self._verb.acquire(timeout=STATS_PATIENCE_S):
             try:
                 self._stats = self._engine.snapshot()
