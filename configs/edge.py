@@ -11,7 +11,7 @@ class IngressConfig:
 
     `haproxy`: Serve's HAProxy carries requests to the ingresses in place of its proxies in Python, at a fraction of
     their cost; it knows no TLS, and no heads of more than 16 KiB.
-    `flush_s`: later tokens of a stream are sent at most this often (the first at once), and half as often where there
+    `flush_s`: later tokens of a stream are sent about this often (the first at once), and half as often where there
     are many streams; workers hand them over at most this often, too.
     `keepalive_after_s`: rule E3. `stall_timeout_s`, `send_buffer_bytes`: rule A8.
     `affinity_headers`: headers that steer placement and nothing else (rule P5).

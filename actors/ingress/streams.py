@@ -33,7 +33,7 @@ class SseWriter:
 
 
 class AnswerStream:
-    """One streamed answer. Each reply's first token goes out at once, later ones at most every `flush_s()`."""
+    """One streamed answer. Each reply's first token goes out at once, later ones about every `flush_s()`."""
 
     def __init__(
         self,
