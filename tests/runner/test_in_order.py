@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
@@ -32,6 +33,23 @@ def test_an_error_is_its_own_askers() -> None:
     assert good.result() == 7
     with pytest.raises(ValueError, match="invalid literal"):
         bad.result()
+
+
+def test_an_error_can_be_asked_for() -> None:
+    jobs = InOrder()
+    assert isinstance(jobs.submit(int, "x").exception(), ValueError)
+    assert jobs.submit(int, "7").exception() is None
+
+
+def test_what_is_cancelled_is_left_out_and_harms_nothing_after_it() -> None:
+    jobs, done = InOrder(), []
+    _, second, third = (jobs.submit(done.append, n) for n in range(3))
+    assert second.cancel()
+    third.result()
+    assert done == [0, 2]
+    assert not third.cancel()
+    with pytest.raises(CancelledError):
+        second.result()
 
 
 def test_one_thing_at_a_time_whoever_waits() -> None:

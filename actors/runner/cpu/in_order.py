@@ -26,7 +26,13 @@ class _Job(Future[T]):
         self._do_up_to(self)
         return super().result(timeout)
 
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._do_up_to(self)
+        return super().exception(timeout)
+
     def do(self) -> None:
+        if not self.set_running_or_notify_cancel():
+            return
         try:
             self.set_result(self._work())
         except BaseException as error:
