@@ -30,11 +30,12 @@ struct Space {
 // Spaces for as many layers as members may be apart.
 class Spaces {
  public:
-  // Throws bad_alloc.
+  // `rows`: at least one. Throws bad_alloc.
   void fit(std::int64_t rows, const RemoraShape& shape, bool quantised) {
     Space nowhere;
     const std::int64_t bytes = carve(nullptr, rows, shape, quantised, nowhere);
-    spaces_.resize(std::clamp<std::int64_t>(kBytes / bytes, 3, shape.layers + 1));
+    const std::int64_t most = shape.layers + 1;
+    spaces_.resize(std::clamp(kBytes / bytes, std::min(kFewest, most), most));
     char* at = memory_.fit(bytes * depth());
     for (Space& space : spaces_) at += carve(at, rows, shape, quantised, space);
   }
@@ -46,6 +47,9 @@ class Spaces {
   // With few rows members may be a whole step apart. With many a layer takes longer than anybody is away, as a rule, and
   // memory beyond the caches would cost more than waiting.
   static constexpr std::int64_t kBytes = 2 << 20;
+  // Before layer n all wait until nobody is in layer n - depth + 1 any more. With two spaces that is the layer that they
+  // come from themselves, and each would wait for the others.
+  static constexpr std::int64_t kFewest = 3;
 
   // Gives the bytes it takes.
   static std::int64_t carve(char* from, std::int64_t rows, const RemoraShape& shape, bool quantised, Space& space) {

@@ -29,6 +29,7 @@ class Decoder {
 
   void step(const RemoraBatch& batch) {
     const std::int64_t tokens = batch.tokens;
+    if (tokens == 0) return;
     const bool quantised = weights_.head.scales != nullptr || layers_.front().qkv.scales != nullptr;
     spaces_.fit(std::max<std::int64_t>(tokens, batch.num_wanted), shape_, quantised);
     rotations_at_ = rotations_.fit(tokens * shape_.head_dim);
@@ -207,7 +208,6 @@ const char* fault(const RemoraShape& shape, const RemoraBatch& batch) {
 }  // namespace remora
 
 extern "C" {
-
 
 __attribute__((visibility("default"))) void* remora_open(const RemoraShape* shape, const RemoraWeights* weights,
                                                          std::int32_t threads) {

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <limits>
+#include <stdexcept>
 
 namespace remora {
 
@@ -71,6 +72,7 @@ void sleep_until(const std::atomic<std::uint32_t>& number, const Done& done) {
 Team::Team(int size)
     : size_(size), cores_(cores_for(size)), items_(new Item[kMostItems]),
       at_(new std::atomic<std::uint64_t>[size]) {
+  if (size < 1) throw std::invalid_argument("a team without members");
   for (int member = 0; member < size; ++member) at_[member] = kOutside;
   try {
     for (int member = 1; member < size; ++member) helpers_.emplace_back([this, member] { help(member); });
@@ -178,9 +180,11 @@ void Team::sleep_until_over(std::uint64_t phase) const {
 }
 
 void Team::Member::await(std::uint64_t mark) const {
-  for (int member = 0; member < team_.size_; ++member)
-    while (member != index_ && !spin(kSpinCycles, [&] { return team_.at_[member].load(std::memory_order_acquire) >= mark; }))
-      std::this_thread::yield();
+  for (int member = 0; member < team_.size_; ++member) {
+    if (member == index_) continue;
+    const auto there = [&] { return team_.at_[member].load(std::memory_order_acquire) >= mark; };
+    while (!spin(kSpinCycles, there)) std::this_thread::yield();
+  }
 }
 
 }  // namespace remora

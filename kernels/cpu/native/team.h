@@ -29,6 +29,7 @@ class Team {
  public:
   class Member;
 
+  // Throws std::exception where there are no members, or no threads for them.
   explicit Team(int size);
   ~Team();
   Team(const Team&) = delete;
@@ -79,7 +80,7 @@ class Team {
   const std::unique_ptr<std::atomic<std::uint64_t>[]> at_;  // The phase each member is in; beyond all when outside.
   const std::function<void(Member&)>* job_ = nullptr;
   std::uint64_t begin_ = 0;  // The job's first phase.
-  bool dismissed_ = false;
+  std::atomic<bool> dismissed_{false};  // Also read by who comes too late for the last job.
   std::vector<std::thread> helpers_;
 };
 
@@ -106,7 +107,8 @@ class Team::Member {
   // The next phase, for `await`.
   std::uint64_t mark() const { return phase_; }
 
-  // Returns when no member is in a phase before `mark` any more.
+  // Returns when no member is in a phase before `mark` any more. `mark`: of a phase that the caller has been in; two who
+  // waited for a later one would wait for each other for ever.
   void await(std::uint64_t mark) const;
 
  private:

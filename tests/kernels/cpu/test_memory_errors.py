@@ -12,7 +12,10 @@ import pytest
 from kernels.cpu.build import SOURCES, NoCompiler, find_compiler
 from kernels.cpu.variants import VARIANTS, cpu_flags
 
-FLAGS = ("-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=off", "-pthread", "-fsanitize=address", "-w")
+FLAGS = (
+    *("-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=off", "-pthread", "-w"),
+    *("-fsanitize=address", "-D_GLIBCXX_ASSERTIONS"),
+)
 STEPS = """
 import sys
 from array import array
@@ -33,6 +36,10 @@ for quantization in ("", "int8") if variant.int8_needs <= set(sys.argv[3].split(
         for counts in ((290,), (1,), (1, 40), (1, 1), (240, 200), (1, 1), (17, 17)):
             bench.step(*zip((a, b), counts))
         bench.close()
+    # A ring that cannot be as long as it should.
+    bench = Bench(Model.random(replace(SHAPE, layers=1), getattr(torch, variant.dtype)), library, threads=3)
+    bench.step((bench.sequence(40), 40))
+    bench.close()
 off = array("q", [-1, 0, 999, 1000])
 for vocab in (1, 63, 64, 999):
     settings = [(0.0, 1.0, 0.0, 0), (1.0, 1.0, 0.0, 0), (1.0, 0.9, 0.0, 0), (2.0, 0.9, 0.01, 0), (1.0, 1.0, 0.0, 70)]

@@ -109,6 +109,14 @@ def test_only_wanted_rows_have_logits(bench: Open) -> None:
     assert torch.equal(last[0], everything[-1])
 
 
+def test_a_step_may_be_empty(bench: Open) -> None:
+    """I1: nothing in, nothing out, and the next one is as good as ever."""
+    here = bench()
+    nothing = torch.zeros(0, dtype=torch.int64)
+    assert here.decoder.step(nothing, [], [], nothing.view(0, 1), nothing).shape == (0, SHAPE.vocab)
+    compare(here, 20, 19)
+
+
 def test_sequences_may_share_their_first_pages(bench: Open) -> None:
     """K3."""
     one = bench()

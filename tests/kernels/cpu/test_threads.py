@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,12 @@ def test_a_closed_decoder_is_an_error_and_no_crash(library: Library) -> None:
         bench.step((bench.sequence(20), 20))
 
 
+@pytest.mark.parametrize("threads", [0, -1])
+def test_there_is_no_team_of_nobody(library: Library, threads: int) -> None:
+    with pytest.raises(RuntimeError, match="threads to compute with"):
+        opened(library, threads)
+
+
 def test_more_threads_than_cores_or_work_compute_the_same(library: Library) -> None:
     """I3: whoever comes for work gets it; nobody's absence or excess changes a bit."""
     results = []
@@ -94,17 +101,17 @@ def thread_ids() -> set[int]:
 @pytest.mark.parametrize("quantization", ["", "int8"])
 def test_a_thread_that_is_taken_off_its_core_holds_nobody_up(library: Library, quantization: str) -> None:
     """Others do what it has begun, and what it does afterwards, late as it is, changes nothing: prompts long enough for
-    tiles that are split, rows few enough for each member to prepare alone, and many."""
+    tiles that are split, rows few enough for each member to prepare alone, and so many that layers share spaces."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("there is one core only: the threads cannot be kept apart")
-    plan = [(290,), (1,), (1, 40), (1, 1), (60, 1), *[(1,), (1, 40), (1, 1), (30, 1), (1, 1)] * 5]
+    plan = [(290,), (1,), (1, 40), (1, 1), (60, 1), *[(1,), (1, 40), (1, 1), (30, 1), (1, 1)] * 5, (30, 140)]
 
     def computed(bench: Bench, sequences: list[Running]) -> Tensor:
         for sequence in sequences:
             sequence.done = 0
         return torch.cat([out for counts in plan for out in bench.step(*zip(sequences, counts, strict=False))])
 
-    model = Model.random(SHAPE, getattr(torch, library.variant.dtype))
+    model = Model.random(replace(SHAPE, layers=7), getattr(torch, library.variant.dtype))
     alone = Bench(model, library, threads=1, quantization=quantization)
     right = computed(alone, [alone.sequence(560), alone.sequence(400)])
     alone.close()
