@@ -87,7 +87,7 @@ class LayerTensors:
 
 class FusedDecoder:
     """Layers are added one by one (each may go once it is packed), then `open`; or `open_packed` alone, with what was
-    packed before. Then steps, from one thread.
+    packed before. Then steps, one at a time.
 
     `memory`: what keeps the weights that are packed here; an arena of this process if none is given. `quantization`:
     "int8" = all weights but the embedding become int8 as they are packed, and what is multiplied by them, too (see

@@ -65,7 +65,7 @@ class CpuRunner(TorchRunner):
     ) -> StepResult:
         """For rows whose logits are to be seen, or changed, before one is chosen."""
         rows = inputs.samples
-        done = [index for index in range(len(rows)) if index not in set(others)]
+        done = sorted(set(range(len(rows))) - set(others))
         theirs = torch.from_numpy(logits[others])
         result = choose(
             theirs, [rows[index] for index in others], self._last, self._info.eos_ids, self._matchers, model.pick

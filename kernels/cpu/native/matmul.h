@@ -6,8 +6,8 @@
 
 namespace remora {
 
-// Each is a phase of its own. Every element is one sum over the inputs in their order, whatever the number of rows and members: a row's result does
-// not depend on what else is in the batch.
+// Each is a phase of its own. Every element is one sum over the inputs in their order, whatever the number of rows and
+// members: a row's result does not depend on what else is in the batch.
 
 // to [rows, stride] = x [rows, inputs] times the weights.
 void multiply(Team::Member& member, const Rows& x, int rows, const Packed& weights, float* to, std::int64_t stride);
